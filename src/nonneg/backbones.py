@@ -1,0 +1,158 @@
+"""One function per network: `(channels, *, knobs) -> nn.Module` whose `.dim` is the width of its pooled output.
+
+A backbone of your own is any `nn.Module` with `.dim` that turns N x C x H x W images into N x dim features.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nonneg.errors import BadInput
+
+Stem = Literal["small", "imagenet"]
+
+
+class _Basic(nn.Module):
+    """Two 3x3 convolutions and a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = _shortcut(width_in, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(out)) + self.downsample(x))
+
+
+class _Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 convolutions and a shortcut; the stride sits in the 3x3."""
+
+    expansion = 4
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(4 * width)
+        self.downsample = _shortcut(width_in, 4 * width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = F.relu(self.bn2(self.conv2(out)))
+        return F.relu(self.bn3(self.conv3(out)) + self.downsample(x))
+
+
+def _shortcut(width_in: int, width: int, stride: int) -> nn.Module:
+    if width_in == width and stride == 1:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+
+class _ResNet(nn.Module):
+    """He et al. 2016, with parameter names as everywhere (conv1, layer1.0.conv1, ...) so that known weights load."""
+
+    def __init__(self, block: type[_Basic] | type[_Bottleneck], depths: list[int], channels: int, stem: Stem, pad: int):
+        super().__init__()
+        small = stem == "small"
+        self.conv1 = nn.Conv2d(channels, 64, 3 if small else 7, 1 if small else 2, pad if small else 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, 2, 1)
+        width_in = 64
+        for i, depth in enumerate(depths):
+            width, blocks = 64 * 2**i, []
+            for j in range(depth):
+                blocks.append(block(width_in, width, 2 if i and j == 0 else 1))
+                width_in = width * block.expansion
+            setattr(self, f"layer{i + 1}", nn.Sequential(*blocks))
+        self.layers = [f"layer{i + 1}" for i in range(len(depths))]
+        self.dim = width_in
+        for m in self.modules():
+            if isinstance(m, nn.Conv2d):
+                nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        for name in self.layers:
+            x = getattr(self, name)(x)
+        return x.mean(dim=(2, 3))
+
+
+def resnet18(channels: int, *, stem: Stem = "small", pad: int = 1) -> nn.Module:
+    """ResNet-18; stem "small" is 3x3 stride 1 without pooling (padding 1, or 2 as the authors'), "imagenet" 7x7."""
+    return _ResNet(_Basic, [2, 2, 2, 2], channels, stem, pad)
+
+
+def resnet34(channels: int, *, stem: Stem = "small", pad: int = 1) -> nn.Module:
+    """ResNet-34, stems as in resnet18."""
+    return _ResNet(_Basic, [3, 4, 6, 3], channels, stem, pad)
+
+
+def resnet50(channels: int, *, stem: Stem = "small", pad: int = 1) -> nn.Module:
+    """ResNet-50, stems as in resnet18."""
+    return _ResNet(_Bottleneck, [3, 4, 6, 3], channels, stem, pad)
+
+
+class _SmallNet(nn.Module):
+    def __init__(self, channels: int, width: int):
+        super().__init__()
+        widths = [channels, width, 2 * width, 4 * width]
+        self.blocks = nn.Sequential(
+            *(
+                nn.Sequential(
+                    nn.Conv2d(a, b, 3, 1 if i == 0 else 2, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU(inplace=True)
+                )
+                for i, (a, b) in enumerate(zip(widths[:-1], widths[1:], strict=True))
+            )
+        )
+        self.dim = 4 * width
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x).mean(dim=(2, 3))
+
+
+def small_net(channels: int, *, width: int = 32) -> nn.Module:
+    """Three 3x3 convolutions (width, 2x, 4x) and mean pooling: enough for digits, trains in seconds on a CPU."""
+    return _SmallNet(channels, width)
+
+
+class _Timm(nn.Module):
+    def __init__(self, channels: int, name: str):
+        super().__init__()
+        try:
+            import timm  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise BadInput(
+                f"backbone timm:{name} needs the timm package ({error}): pip install 'nonneg[timm]'"
+            ) from None
+        if not timm.is_model(name):
+            near = timm.list_models(f"*{name[:6]}*")[:5]
+            raise BadInput(f"timm has no model {name!r}" + (f"; near: {', '.join(near)}" if near else ""))
+        self.net = timm.create_model(name, in_chans=channels, num_classes=0, pretrained=False)
+        self.dim = int(self.net.num_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+def timm(channels: int, *, name: str) -> nn.Module:
+    """Any network of the timm package by name (`timm:resnet50`), from random weights; imported only when asked for."""
+    return _Timm(channels, name)
+
+
+def output_width(backbone: nn.Module, channels: int) -> int:
+    """`backbone.dim`, checked: a module without it cannot be followed by a projector."""
+    dim = getattr(backbone, "dim", None)
+    if not isinstance(dim, int) or isinstance(dim, torch.Tensor):
+        raise BadInput(f"backbone {type(backbone).__name__} for {channels} channels has no integer .dim (output width)")
+    return dim

@@ -1,0 +1,282 @@
+"""The command line: parsing, printing and exit codes, nothing else."""
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import OmitArgPrefixes, Positional
+
+import nonneg
+from nonneg import names, report, rundir, workflow
+from nonneg.errors import BadInput, unknown
+from nonneg.run import RECIPES, ROLES, Run
+from nonneg.train import Interrupted, train
+
+HELP = """nonneg: features you can read, by non-negative contrastive learning.
+
+usage: nonneg VERB ...
+
+  demo       train CL and NCL on digits, measure both, write a report   nonneg demo
+  train      train on digits, cifar10, cifar100, folder or arrays       nonneg train folder --data-root photos/
+  evaluate   measure a trained run                                      nonneg evaluate runs/folder-rep_relu-s0
+  features   write the features of every image                          nonneg features runs/folder-rep_relu-s0
+  compare    two runs (or more) side by side                            nonneg compare runs/demo/cl runs/demo/ncl
+  report     one HTML page of pictures for one run or several           nonneg report runs/demo/ncl
+
+nonneg VERB --help shows every flag with examples. --json prints results for machines, on stdout; progress goes to
+stderr. --debug shows a traceback where an error is otherwise one sentence."""
+
+screen = Console()
+
+
+@dataclass(frozen=True)
+class _Train:
+    """Train on DATA and save the model in a run folder.
+
+    Examples:
+      nonneg train digits --epochs 20 --map identity
+      nonneg train cifar10 --data-root data/ --seed 1 --precision bf16
+      nonneg train folder --data-root photos/ --image-size 96 --out runs/photos
+      nonneg train digits --loss info_nce:temperature=0.1 --optimizer lars
+    """
+
+    run: OmitArgPrefixes[Run]
+    out: Path | None = None
+    """The run folder; left out, runs/DATA-MAP-sSEED."""
+    resume: bool = False
+    """Continue the run in that folder, exactly where its last checkpoint was."""
+    previous: bool = False
+    """With --resume: from the checkpoint before the last."""
+    overwrite: bool = False
+    """Replace the run in that folder."""
+    json: bool = False
+    """Print the outcome as JSON."""
+
+    def folder(self) -> Path:
+        about = self.run.to_json()
+        return self.out or Path("runs") / f"{about['data']}-{about['map']}-s{self.run.seed}".replace(":", "-")
+
+
+def _train(args: list[str]) -> None:
+    if not args or args[0] in ("-h", "--help"):
+        name, rest = "digits", ["--help"]
+    else:
+        name, rest = args[0], args[1:]
+    if name not in RECIPES:
+        raise (
+            unknown("data set", name, RECIPES)
+            if not name.startswith("-")
+            else BadInput(f"name a data set first ({', '.join(RECIPES)}), as in: nonneg train digits --epochs 20")
+        )
+
+    def parse(run: Run) -> _Train:
+        return _parse(_Train, rest, f"nonneg train {name}", default=_Train(run))
+
+    chosen = parse(RECIPES[name])
+    folder = chosen.folder()
+    if chosen.resume and (folder / "run.json").exists():  # flags left out keep what the run was begun with
+        chosen = parse(rundir.read_run(folder)[0])
+    train(chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite)
+    log = rundir.read_log(folder)
+    if chosen.json:
+        _print_json({"run": str(folder), **log[-1]})
+    else:
+        screen.print(
+            f"trained: {folder} ({log[-1]['seconds']:.0f} s). Measure it with: nonneg evaluate {folder}", soft_wrap=True
+        )
+
+
+def demo(
+    out: Path = Path("runs/demo"), seed: int = 0, epochs: int | None = None, overwrite: bool = False, json: bool = False
+) -> None:
+    """Train CL and NCL on scikit-learn's handwritten digits, measure both, and write a report.
+
+    Examples:
+      nonneg demo
+      nonneg demo --seed 3 --out runs/demo-s3
+      nonneg demo --json
+
+    Args:
+        out: The folder for both runs and report.html.
+        seed: CL and NCL start from the same weights and see the same images.
+        epochs: How long; left out, long enough to convince.
+        overwrite: Replace an earlier demo in that folder.
+        json: Print the measures as JSON.
+    """
+    result = workflow.demo(out, seed=seed, epochs=epochs, overwrite=overwrite)
+    if json:
+        _print_json(result)
+        return
+    _print_table({"CL": result["cl"], "NCL": result["ncl"], "chance": result["chance"]})
+    screen.print(f"{result['seconds']:.0f} s. Now look: open {out / 'report.html'}", soft_wrap=True)
+
+
+def evaluate(run: Positional[Path], json: bool = False) -> None:
+    """Measure a trained run: sparsity, consistency, probes and the rest, each with its definition in metrics.json.
+
+    Examples:
+      nonneg evaluate runs/demo/ncl
+      nonneg evaluate runs/demo/ncl --json
+
+    Args:
+        run: The run folder.
+        json: Print the values as JSON.
+    """
+    measured = workflow.evaluate(run)
+    if json:
+        _print_json(workflow.values(measured))
+        return
+    table = Table("measure", "value", "definition", title=str(run))
+    for name, entry in measured.items():
+        table.add_row(name, _show(name, entry["value"]), entry["definition"])
+    screen.print(table)
+
+
+def features(
+    run: Positional[Path],
+    data: Annotated[Callable[..., Any], names.flag(ROLES["data"])] | None = None,
+    data_root: Path | None = None,
+    out: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Write the features of every image: h (backbone) dense and z (projector, mapped) sparse, in .npz files.
+
+    Examples:
+      nonneg features runs/demo/ncl
+      nonneg features runs/cifar10-rep_relu-s0 --data folder --data-root photos/ --out photos-features/
+
+    Args:
+        run: The run folder.
+        data: Another data set than the run's own.
+        data_root: Where that data set is.
+        out: The folder to write to; left out, RUN/features.
+        json: Print the file names as JSON.
+    """
+    written = workflow.write_features(run, data=data, data_root=data_root, out=out)
+    if json:
+        _print_json(written)
+        return
+    for split, path in written.items():
+        screen.print(f"{split}: {path}", soft_wrap=True)
+
+
+def compare(
+    runs: Positional[tuple[Path, ...]], out: Path | None = None, overwrite: bool = False, json: bool = False
+) -> None:
+    """Two runs or more, side by side.
+
+    Examples:
+      nonneg compare runs/demo/cl runs/demo/ncl
+      nonneg compare runs/a runs/b --out comparison.html
+
+    Args:
+        runs: The run folders.
+        out: Also write the report with pictures to this file.
+        overwrite: Replace that file if it exists.
+        json: Print the values as JSON.
+    """
+    if len(runs) < 2:
+        raise BadInput("compare needs two run folders or more, as in: nonneg compare runs/demo/cl runs/demo/ncl")
+    measured = {str(run): workflow.values(workflow.measures(run)) for run in runs}
+    if out is not None:
+        workflow.write_report(list(runs), out, overwrite=overwrite)
+    if json:
+        _print_json(measured)
+        return
+    _print_table(measured)
+
+
+def make_report(runs: Positional[tuple[Path, ...]], out: Path | None = None, overwrite: bool = False) -> None:
+    """One self-contained HTML page of pictures for one run or several side by side.
+
+    Examples:
+      nonneg report runs/demo/ncl
+      nonneg report runs/demo/cl runs/demo/ncl --out both.html
+
+    Args:
+        runs: The run folders.
+        out: The file to write; left out, report.html in the first run's folder.
+        overwrite: Replace that file if it exists.
+    """
+    if not runs:
+        raise BadInput("name a run folder, as in: nonneg report runs/demo/ncl")
+    path = out or runs[0] / "report.html"
+    workflow.write_report(list(runs), path, overwrite=overwrite)
+    screen.print(f"written: {path}", soft_wrap=True)
+
+
+def _parse(f: Any, args: list[str], prog: str, **more: Any) -> Any:
+    return tyro.cli(f, args=args, prog=prog, config=(tyro.conf.FlagCreatePairsOff,), **more)
+
+
+VERBS: dict[str, Callable[..., None]] = {
+    "demo": demo,
+    "evaluate": evaluate,
+    "features": features,
+    "compare": compare,
+    "report": make_report,
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in args
+    args = [a for a in args if a != "--debug"]
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(HELP)
+        sys.exit(0)
+    if args[0] == "--version":
+        print(nonneg.__version__)
+        sys.exit(0)
+    try:
+        verb, rest = args[0], args[1:]
+        if verb == "train":
+            _train(rest)
+        elif verb in VERBS:
+            _parse(VERBS[verb], rest, f"nonneg {verb}")
+        else:
+            raise unknown("verb", verb, ["train", *VERBS])
+    except BadInput as error:
+        if debug:
+            traceback.print_exc()
+        print(f"nonneg: {error}", file=sys.stderr)
+        sys.exit(130 if isinstance(error, Interrupted) else 1)
+    except KeyboardInterrupt:
+        print("nonneg: stopped", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if debug:
+            raise
+        print(f"nonneg: unexpected {type(error).__name__}: {error} (add --debug for the traceback)", file=sys.stderr)
+        sys.exit(1)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _print_table(columns: dict[str, dict[str, Any]]) -> None:
+    table = Table("measure", *columns)
+    for name in workflow.HEADLINE:
+        if any(name in c for c in columns.values()):
+            table.add_row(name.replace("_", " "), *(_show(name, c.get(name)) for c in columns.values()))
+    screen.print(table)
+
+
+def _show(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return str(value)
+    return (
+        f"{value:.1f}"
+        if name in ("effective_rank", "active_per_sample", "active_per_sample_median")
+        else f"{value:.1%}"
+    )

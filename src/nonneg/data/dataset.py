@@ -1,0 +1,95 @@
+"""What every data set is: uint8 images, labels if there are any, and a name for each image.
+
+N images, C channels, H height, W width.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from nonneg.errors import BadInput
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Square uint8 images N x C x H x W with optional labels; `skipped` says what could not be used, and why."""
+
+    name: str
+    images: Tensor = field(repr=False)  # uint8, N x C x H x W, C is 1 or 3, H = W
+    labels: Tensor | None = field(repr=False)  # int64, N
+    classes: list[str] | None
+    ids: list[str] = field(repr=False)  # a path relative to the root, or the index as text
+    skipped: list[str] = field(default_factory=list)  # "name: reason"
+
+    def __post_init__(self) -> None:
+        check_images(self.name, self.images)
+        if len(self.ids) != len(self.images):
+            raise BadInput(f"{self.name}: {len(self.ids)} ids for {len(self.images)} images; give one id per image")
+        check_labels(self.name, self.labels, self.classes, len(self.images))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def channels(self) -> int:
+        return self.images.shape[1]
+
+    @property
+    def image_size(self) -> int:
+        return self.images.shape[-1]
+
+    def fingerprint(self) -> str:
+        """The first 16 hex digits of sha256(shape, bytes of the images, labels)."""
+        digest = hashlib.sha256(f"{tuple(self.images.shape)}".encode())
+        digest.update(self.images.cpu().contiguous().numpy().data)
+        if self.labels is not None:
+            digest.update(b"labels")
+            digest.update(self.labels.cpu().contiguous().numpy().data)
+        return digest.hexdigest()[:16]
+
+    def subset(self, indices: Tensor | Sequence[int]) -> "Dataset":
+        """The images at `indices`, in that order, with their labels and ids."""
+        chosen = torch.as_tensor(indices, device="cpu")
+        if chosen.ndim != 1 or len(chosen) == 0 or chosen.dtype.is_floating_point or chosen.dtype == torch.bool:
+            raise BadInput(f"{self.name}: a subset needs a non-empty list of whole numbers, one per image to keep")
+        low, high = int(chosen.min()), int(chosen.max())
+        if low < 0 or high >= len(self):
+            raise BadInput(f"{self.name}: a subset asks for images {low} to {high}, but there are 0 to {len(self) - 1}")
+        chosen = chosen.long()
+        return replace(
+            self,
+            images=self.images[chosen.to(self.images.device)],
+            labels=None if self.labels is None else self.labels[chosen.to(self.labels.device)],
+            ids=[self.ids[i] for i in chosen.tolist()],
+        )
+
+
+def check_images(name: str, images: Tensor) -> None:
+    if images.dtype != torch.uint8:
+        raise BadInput(f"{name}: images are {images.dtype}, but must be torch.uint8 (0 to 255)")
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise BadInput(f"{name}: images have shape {tuple(images.shape)}, but must be N x C x H x W with C 1 or 3")
+    n, _, height, width = images.shape
+    if n == 0 or height == 0:
+        raise BadInput(f"{name}: no images (shape {tuple(images.shape)}); give at least one")
+    if height != width:
+        raise BadInput(f"{name}: images are {height} x {width}, but must be square; crop or resize them")
+
+
+def check_labels(name: str, labels: Tensor | None, classes: list[str] | None, n: int) -> None:
+    if classes is not None and len(set(classes)) != len(classes):
+        raise BadInput(f"{name}: two classes share a name; give each class its own")
+    if labels is None:
+        if classes is not None:
+            raise BadInput(f"{name}: {len(classes)} classes but no labels; give both or neither")
+        return
+    if labels.dtype != torch.int64 or labels.shape != (n,):
+        found = f"{labels.dtype} of shape {tuple(labels.shape)}"
+        raise BadInput(f"{name}: labels are {found}, but must be torch.int64, one for each of the {n} images")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or (classes is not None and high >= len(classes)):
+        allowed = "at least 0" if classes is None else f"0 to {len(classes) - 1}"
+        raise BadInput(f"{name}: labels run from {low} to {high}, but must be {allowed}")

@@ -1,0 +1,16 @@
+"""What a user did wrong, said in one sentence."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class BadInput(ValueError):
+    """What was given cannot be used; the message says what was wrong, where, and what to do."""
+
+
+def unknown(kind: str, name: str, options: Iterable[str]) -> BadInput:
+    """The error for a name that does not exist, with the nearest one that does."""
+    options = sorted(options)
+    near = difflib.get_close_matches(name, options, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return BadInput(f"unknown {kind} {name!r}: {hint}(one of {', '.join(options)})")

@@ -1,0 +1,428 @@
+"""Pictures of features: image grids with Pillow, charts with matplotlib, all as PNG.
+
+N images, D features, C channels, H W height and width; widths and heights of charts are CSS pixels.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+import numpy as np
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from nonneg import metrics
+from nonneg.features import Features
+
+EPS = 1e-5  # a feature is active on an image where |z| >= EPS, as in nonneg.metrics
+THUMBNAIL, DPI = 48, 200
+INK, MUTED, RULE, GHOST, BLANK = "#22262b", "#69717a", "#e4e7ea", "#c9ced4", "#f1f2f4"
+NEGATIVE, POSITIVE = "#1f5582", "#b5480f"
+STOPS = (NEGATIVE, "#86aac8", "#ffffff", "#f0a871", POSITIVE)  # -1 .. 0 .. 1, the same colours in every picture
+SCALE = LinearSegmentedColormap.from_list("signed", STOPS, N=257)  # odd, so that zero is exactly white
+SIGNED_RUNS = ("#56789a", "#8a7ca8", "#8b959f")
+NONNEG_RUNS = ("#d9702b", "#1c8a7e", "#b04a72", "#7f8a1f")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One evaluated run, as a column of the report; row i of `images` belongs to row i of `test`."""
+
+    title: str
+    subtitle: str
+    train: Features
+    test: Features
+    metrics: dict[str, dict]
+    images: Tensor  # uint8, N x C x H x W
+    classes: list[str] | None
+    skipped: list[str]
+    log: list[dict]
+
+
+def signed(column: Column) -> bool:
+    """Whether any feature takes a negative value."""
+    return any(bool((f.z.data < 0).any()) for f in (column.train, column.test))
+
+
+def colours(columns: Sequence[Column]) -> list[str]:
+    """One colour a run: cool greys for signed features, warm and green ones for non-negative features."""
+    taken = {True: 0, False: 0}
+    chosen = []
+    for column in columns:
+        kind = signed(column)
+        palette = SIGNED_RUNS if kind else NONNEG_RUNS
+        chosen.append(palette[taken[kind] % len(palette)])
+        taken[kind] += 1
+    return chosen
+
+
+def by_activation(column: Column) -> np.ndarray:
+    """All D features, the largest expected |activation| on the training images first."""
+    return np.argsort(-metrics.expected_activation(column.train.z, absolute=True), kind="stable")
+
+
+def top_live(column: Column, n: int) -> np.ndarray:
+    """The n features of largest expected activation among those that fire on some test image."""
+    order = by_activation(column)
+    return order[metrics.live(column.test.z, eps=EPS)[order]][:n]
+
+
+def top_images(column: Column, features: Sequence[int] | np.ndarray, k: int = 10) -> list[np.ndarray]:
+    """For each feature its k test images of largest |z|, fewer where fewer are active; of equals the first goes first."""
+    columns = column.test.z[:, np.asarray(features, dtype=np.int64)].tocsc()
+    columns.sort_indices()
+    chosen = []
+    for start, end in zip(columns.indptr[:-1], columns.indptr[1:], strict=True):
+        size = np.abs(columns.data[start:end])
+        order = np.argsort(-size, kind="stable")[:k]
+        chosen.append(columns.indices[start:end][order[size[order] >= EPS]])
+    return chosen
+
+
+def class_name(column: Column, label: int) -> str:
+    """The name of a class, or its number when it has none."""
+    named = column.classes is not None and 0 <= label < len(column.classes)
+    return column.classes[label] if named and column.classes else str(label)
+
+
+def majority(column: Column, images: np.ndarray) -> tuple[str, int] | None:
+    """The most frequent class among `images` and how many belong to it; None without labels or images."""
+    if column.test.labels is None or not len(images):
+        return None
+    values, counts = np.unique(column.test.labels[images], return_counts=True)
+    return class_name(column, int(values[counts.argmax()])), int(counts.max())
+
+
+def feature_grid(column: Column, features: Sequence[int] | np.ndarray, k: int = 10, *, size: int = 0) -> Image.Image:
+    """One row a feature: its k test images of largest |z|; a blue line marks a negative value, grey an empty place.
+
+    Images under 24 pixels are enlarged by whole factors, so that single pixels stay visible; `size` 0 keeps others
+    as they are up to 48 pixels.
+    """
+    longest = max(column.images.shape[-2:])
+    size = size or (THUMBNAIL if longest < 24 else min(longest, THUMBNAIL))
+    gap = max(4, size // 12)
+    width, height = _thumbnail(column.images[:1], size).size
+    canvas = Image.new("RGB", (k * (width + gap) - gap, max(1, len(features)) * (height + gap)), "white")
+    draw = ImageDraw.Draw(canvas)
+    for row, (feature, images) in enumerate(zip(features, top_images(column, features, k), strict=True)):
+        values = column.test.z[images, :][:, [int(feature)]].toarray().ravel()
+        for place in range(k):
+            x, y = place * (width + gap), row * (height + gap)
+            if place >= len(images):
+                draw.rectangle((x, y, x + width - 1, y + height - 1), fill=BLANK)
+                continue
+            canvas.paste(_thumbnail(column.images[int(images[place])][None], size), (x, y))
+            if values[place] < 0:
+                mark = y + height + gap // 4
+                draw.rectangle((x, mark, x + width - 1, mark + 1), fill=NEGATIVE)
+    return canvas
+
+
+def _thumbnail(image: Tensor, size: int) -> Image.Image:
+    """A 1 x C x H x W uint8 image as RGB, its longest side `size` (a whole multiple under 24 pixels)."""
+    pixels = image[0, :3] if image.shape[1] >= 3 else image[0, :1].expand(3, -1, -1)
+    picture = Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).cpu().numpy()))
+    width, height = picture.size
+    longest = max(width, height)
+    if longest < 24:
+        factor = max(1, size // longest)
+        return picture.resize((width * factor, height * factor), Image.Resampling.NEAREST)
+    if longest == size:
+        return picture
+    scale = size / longest
+    return picture.resize((max(1, round(width * scale)), max(1, round(height * scale))), Image.Resampling.LANCZOS)
+
+
+def png(picture: Image.Image, *, palette: bool = False) -> bytes:
+    """PNG bytes; `palette` keeps 256 colours, a third of the size for photographs."""
+    out = io.BytesIO()
+    (picture.quantize(256) if palette else picture).save(out, "PNG", optimize=True)
+    return out.getvalue()
+
+
+def sample_rows(labels: np.ndarray | None, n: int, *, total: int, seed: int) -> np.ndarray:
+    """n of `total` rows drawn at random, as equally over the classes as can be, sorted by class."""
+    drawn = np.random.default_rng(seed).permutation(total)
+    if labels is None:
+        return np.sort(drawn[:n])
+    order = drawn[np.argsort(labels[drawn], kind="stable")]  # classes one after the other, shuffled inside
+    sizes = np.unique(labels, return_counts=True)[1]
+    turn = np.concatenate([np.arange(s) for s in sizes])
+    kept = np.sort(np.argsort(turn, kind="stable")[:n])  # every class's first, then every class's second, ...
+    return order[kept]
+
+
+def scaled_rows(column: Column, rows: np.ndarray, features: np.ndarray) -> np.ndarray:
+    """z of some images and features, each row divided by its largest |z| over all features; zero rows stay zero."""
+    z = column.test.z[rows]
+    largest = np.abs(z.toarray()).max(axis=1, initial=0, keepdims=True)
+    return z[:, features].toarray() / np.where(largest > 0, largest, 1)
+
+
+def activation_matrix(values: np.ndarray, names: list[str] | None, *, width: int, xlabel: str) -> bytes:
+    """Images x features in colour from -1 over white to 1; `names` gives each row's class, in order."""
+    figure, axes = _panel(width, 390, left=84 if names else 40, bottom=46)
+    _matrix(axes, values, names)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel("" if names else "test images")
+    return _bytes(figure)
+
+
+def _matrix(axes: Axes, values: np.ndarray, names: list[str] | None) -> None:
+    n, d = values.shape
+    axes.imshow(
+        values, cmap=SCALE, vmin=-1, vmax=1, aspect="auto", interpolation="nearest", extent=(0.5, d + 0.5, n, 0)
+    )
+    axes.set_yticks([])
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+    for spine in axes.spines.values():
+        spine.set_visible(True)
+    if not names:
+        return
+    edges = [0, *(i for i in range(1, n) if names[i] != names[i - 1]), n]
+    axes.hlines(edges[1:-1], 0.5, d + 0.5, color=GHOST, linewidth=0.5)
+    if len(edges) - 1 <= 20:  # more names than that would run into each other
+        middles = [(a + b) / 2 for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        axes.set_yticks(middles, [printable(names[a], 12) for a in edges[:-1]])
+        axes.tick_params(axis="y", length=0)
+        for text in axes.get_yticklabels():
+            text.set_parse_math(False)
+
+
+def histogram(counts: np.ndarray, *, top: int, colour: str, width: int) -> bytes:
+    """The share of images with each number of active features, from 0 to `top`."""
+    figure, axes = _panel(width, 250)
+    step = -(-(top + 1) // 44)  # whole numbers a bar, or bars would differ by how many they hold
+    edges = np.arange(0, top + 1 + step, step) - 0.5
+    axes.hist(counts, bins=edges.tolist(), weights=np.full(len(counts), 1 / len(counts)), color=colour)
+    median = float(np.median(counts))
+    axes.axvline(median, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    right, bar = median > 0.6 * top, int((median + 0.5) // step)
+    beside = edges[bar] if right else edges[bar + 1]  # off the bar, which may be as high as the text
+    axes.annotate(f"median {median:g}", (beside, 0.93), (-4 if right else 4, 0), textcoords="offset points", color=INK,
+                  fontsize=7.5, ha="right" if right else "left")  # fmt: skip
+    axes.set_xlim(-0.5 - 0.01 * top, edges[-1])
+    _percent(axes)
+    axes.set_xlabel("active features of an image")
+    axes.set_ylabel("share of test images")
+    return _bytes(figure)
+
+
+def curves(
+    mine: np.ndarray,
+    others: Sequence[np.ndarray],
+    *,
+    colour: str,
+    width: int,
+    xmax: int,
+    ymax: float,
+    xlabel: str,
+    ylabel: str,
+    shares: bool = False,
+    level: float | None = None,
+) -> bytes:
+    """One run's sorted values over the features' ranks, the other runs' in grey behind it, `level` dashed."""
+    figure, axes = _panel(width, 250)
+    for y in others:
+        _line(axes, np.arange(1, len(y) + 1), y, GHOST)
+    _line(axes, np.arange(1, len(mine) + 1), mine, colour)
+    axes.set_xlim(0, xmax * 1.02 + 0.5)
+    axes.set_ylim(0, ymax * 1.05 if ymax > 0 else 1)
+    if shares:
+        _percent(axes)
+    if level is not None:
+        _level(axes, level)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    return _bytes(figure)
+
+
+def correlation_matrix(cosine: np.ndarray, features: np.ndarray, *, width: int) -> bytes:
+    """The cosines between some features, from -1 over white to 1."""
+    side = min(width, 420)
+    figure, axes = _panel(width, side, left=44 + (width - side) // 2, right=14 + (width - side) // 2, bottom=44, top=8)
+    axes.imshow(cosine, cmap=SCALE, vmin=-1, vmax=1, interpolation="nearest", aspect="auto")
+    places = np.arange(len(features))
+    axes.set_xticks(places, [str(f) for f in features], rotation=90)
+    axes.set_yticks(places, [str(f) for f in features])
+    axes.tick_params(length=0, labelsize=6)
+    axes.set_xlabel("feature")
+    for spine in axes.spines.values():
+        spine.set_visible(True)
+    return _bytes(figure)
+
+
+def bars(values: dict[str, float | None], *, colour: str, width: int, level: float | None) -> bytes:
+    """Shares as bars from 0 to 100 %, `level` dashed; a value that is missing leaves its place empty."""
+    figure, axes = _panel(width, 250)
+    for i, value in enumerate(values.values()):
+        if value is None:
+            axes.annotate("not measured", (i, 0.02), ha="center", fontsize=7, color=MUTED)
+            continue
+        axes.bar(i, value, width=0.62, color=colour)
+        axes.annotate(
+            percent(value), (i, value), (0, 3), textcoords="offset points", ha="center", color=INK, fontsize=8
+        )
+    axes.set_xticks(range(len(values)), list(values))
+    axes.set_xlim(-0.6, len(values) + (-0.4 if level is None else 0.35))  # room for the name of the chance level
+    axes.tick_params(axis="x", length=0)
+    _percent(axes)
+    axes.set_ylim(0, 1.08)
+    if level is not None:
+        _level(axes, level)
+    axes.set_ylabel("test accuracy")
+    return _bytes(figure)
+
+
+def training(
+    logs: Sequence[list[dict]], key: str, *, colours: Sequence[str], width: int, ylabel: str, shares: bool
+) -> bytes | None:
+    """One measure of every run over the epochs in one chart; None when no run has it."""
+    figure, axes = _panel(width, 230)
+    low, high, last = 0.0, 0.0, 0.0
+    for log, colour in zip(logs, colours, strict=True):
+        points = [(e["epoch"], e[key]) for e in log if finite(e.get(key)) and finite(e.get("epoch"))]
+        if points:
+            x, y = np.array(points, dtype=float).T
+            _line(axes, x, y, colour)
+            low, high, last = min(low, y.min()), max(high, y.max()), max(last, x.max())
+    if not axes.lines:
+        return None
+    axes.set_xlim(0, last * 1.02 + 0.5)
+    axes.set_ylim(low * 1.05, high * 1.05 if high > low else low + 1)  # from zero, unless the loss is negative
+    if shares:
+        _percent(axes)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(ylabel)
+    return _bytes(figure)
+
+
+def hero(columns: Sequence[Column], *, rows: int = 8, seed: int = 0) -> bytes:
+    """The README's picture: each run's most used features, what they look at, and a strip of its activations."""
+    panel, thumb = 500, 36  # CSS pixels; the bitmap is twice that
+    features = [top_live(c, rows) for c in columns]
+    grids = [feature_grid(c, f, size=2 * thumb) for c, f in zip(columns, features, strict=True)]
+    high = max(g.height for g in grids) / 2
+    figure = Figure(figsize=(panel * len(columns) / 100, round(high + 262) / 100), dpi=DPI, facecolor="white")
+    for i, (column, colour) in enumerate(zip(columns, colours(columns), strict=True)):
+        left = i * panel + 14
+        write = partial(_write, figure, left)
+        write(26, column.title, size=15, weight="bold", color=colour)
+        under = " (blue line: negative)" if signed(column) else ""
+        write(46, f"{column.subtitle}: top images of its {len(features[i])} most used features{under}", size=8)
+        _hero_grid(figure, column, features[i], grids[i], left=left, top=60)
+        shown = by_activation(column)[:512]
+        chosen = sample_rows(column.test.labels, 40, total=column.test.z.shape[0], seed=seed)
+        write(high + 86, f"{len(chosen)} images (rows) × {len(shown)} features (columns): white is zero", size=8)
+        width, height = figure.get_size_inches() * 100
+        axes = figure.add_axes((left / width, 1 - (high + 216) / height, (panel - 28) / width, 120 / height))
+        _dress(axes)
+        _matrix(axes, scaled_rows(column, chosen, shown), None)
+        axes.set_xticks([])
+        zeros = percent(metrics.sparsity(column.test.z, eps=EPS))
+        write(high + 238, f"{zeros} of all values are zero", size=10, color=INK)
+    return _bytes(figure)
+
+
+def _hero_grid(figure: Figure, column: Column, features: np.ndarray, grid: Image.Image, *, left: int, top: int) -> None:
+    """A feature grid pixel by pixel, with the majority class of each row beside it."""
+    from_below = round(figure.get_size_inches()[1] * DPI) - 2 * top - grid.height
+    figure.figimage(np.asarray(grid), 2 * left, from_below, origin="upper")
+    write = partial(_write, figure, left + grid.width / 2 + 9)
+    for row, images in enumerate(top_images(column, features)):
+        middle, found = top + grid.height / 2 * (row + 0.5) / len(features), majority(column, images)
+        if found is None:
+            write(middle + 2, f"feature {features[row]}", size=8)
+            continue
+        write(middle - 2, found[0], size=9, weight="bold", color=INK, limit=11)
+        write(middle + 11, f"{found[1]} of {len(images)}", size=7)
+
+
+def _write(
+    figure: Figure,
+    x: float,
+    y: float,
+    text: str,
+    *,
+    size: float,
+    color: str = MUTED,
+    weight: str = "normal",
+    limit: int = 90,
+) -> None:
+    """Text on a figure, its baseline at CSS pixels from the upper left."""
+    width, height = figure.get_size_inches() * 100
+    text = printable(text, limit)
+    figure.text(x / width, 1 - y / height, text, fontsize=size, color=color, fontweight=weight, parse_math=False)
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """0.954 as 95.4 %."""
+    return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
+
+
+def finite(value: object) -> bool:
+    """Whether a value is a number that can be drawn or printed."""
+    return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
+
+
+def printable(text: str, limit: int) -> str:
+    """Text that the chart font can draw: unknown characters become boxes, long text ends in an ellipsis."""
+    known = "".join(c if ord(c) in _glyphs() and (c.isprintable() or c == "\N{NO-BREAK SPACE}") else "□" for c in text)
+    return known if len(known) <= limit else known[: limit - 1] + "…"
+
+
+@cache
+def _glyphs() -> frozenset[int]:
+    return frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
+
+
+def _panel(
+    width: int, height: int, *, left: int = 58, right: int = 14, top: int = 12, bottom: int = 44
+) -> tuple[Figure, Axes]:
+    """A chart whose axes sit at fixed margins, so that the panels of two runs line up."""
+    figure = Figure(figsize=(width / 100, height / 100), dpi=DPI, facecolor="white")
+    box = (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
+    axes = figure.add_axes(box)
+    _dress(axes)
+    return figure, axes
+
+
+def _dress(axes: Axes) -> None:
+    axes.tick_params(colors=MUTED, labelsize=7.5, width=0.6, length=3)
+    axes.xaxis.label.set(color=MUTED, fontsize=8)
+    axes.yaxis.label.set(color=MUTED, fontsize=8)
+    for name, spine in axes.spines.items():
+        spine.set(color=GHOST, linewidth=0.6, visible=name in ("left", "bottom"))
+    axes.set_axisbelow(True)
+
+
+def _percent(axes: Axes) -> None:
+    axes.set_ylim(0, 1)
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
+    axes.grid(axis="y", color=RULE, linewidth=0.6)
+
+
+def _level(axes: Axes, level: float) -> None:
+    axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.9)  # behind a curve at chance
+    axes.annotate(f"chance {percent(level)}", (1, level), (0, 4), xycoords=("axes fraction", "data"),
+                  textcoords="offset points", ha="right", color=INK, fontsize=7.5)  # fmt: skip
+
+
+def _line(axes: Axes, x: np.ndarray, y: np.ndarray, colour: str) -> None:
+    dots = "o" if len(y) < 3 else ""  # a line of one point would be invisible
+    axes.plot(x, y, color=colour, linewidth=1.8, marker=dots, markersize=3.5, solid_capstyle="round", clip_on=False)
+
+
+def _bytes(figure: Figure) -> bytes:
+    out = io.BytesIO()
+    figure.savefig(out, format="png", metadata={"Software": None})
+    return out.getvalue()

@@ -1,0 +1,76 @@
+"""Files that are either the old one or the new one, never half of either."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from nonneg.errors import BadInput
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """Yield a temporary file beside `path`; on success it takes `path`'s place, on failure `path` is untouched."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb+") as f:
+            os.fsync(f.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        kept = " (the old file is unharmed)" if path.exists() else ""
+        raise BadInput(
+            f"cannot write {path}: {error.strerror or error}{kept}; free some space or check permissions"
+        ) from error
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"{path} does not exist") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is damaged: not valid JSON ({error})") from None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """A safetensors file whose header carries `about` as JSON."""
+    metadata = {k: json.dumps(v) for k, v in about.items()}
+    data = save({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, metadata=metadata)
+    with atomic(path) as temporary:  # bytes first, so that a full disk is an OSError like any other
+        temporary.write_bytes(data)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the header of a safetensors file, or one sentence that says what is wrong with it."""
+    try:
+        with safe_open(path, framework="pt") as f:
+            about = {k: json.loads(v) for k, v in (f.metadata() or {}).items()}
+            return {k: f.get_tensor(k) for k in f.keys()}, about  # noqa: SIM118 (not a mapping)
+    except FileNotFoundError:
+        raise BadInput(f"{path} does not exist") from None
+    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+        raise BadInput(f"{path} is damaged or truncated ({error})") from None

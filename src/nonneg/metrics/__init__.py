@@ -1,0 +1,29 @@
+"""One function per question about features; each docstring is the definition, each threshold an argument."""
+
+from nonneg.metrics.activation import expected_activation
+from nonneg.metrics.consistency import (
+    chance,
+    class_consistency,
+    per_feature_consistency,
+    top10_consistency,
+    top_k_chance,
+)
+from nonneg.metrics.correlation import correlation, effective_rank, orthogonality
+from nonneg.metrics.sparsity import active_per_sample, live, live_features, sparsity, zero_rows
+
+__all__ = [
+    "active_per_sample",
+    "chance",
+    "class_consistency",
+    "correlation",
+    "effective_rank",
+    "expected_activation",
+    "live",
+    "live_features",
+    "orthogonality",
+    "per_feature_consistency",
+    "sparsity",
+    "top10_consistency",
+    "top_k_chance",
+    "zero_rows",
+]

@@ -1,0 +1,77 @@
+"""Optimisers and the schedule, all without host synchronisation: learning rates are tensors on the device.
+
+Every function `(params, *, lr, weight_decay, knobs) -> Optimizer` is a choice for `--optimizer`.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+class LARS(Optimizer):
+    """You et al. 2017 as the paper's authors run it: g <- trust x (g + wd p) for matrices, then heavy-ball momentum.
+
+    trust = clip(0.02 |p| / (|g| + wd |p|) / lr, max 1), or 1 where |p| or |g| is 0; 1-D parameters (biases, batch
+    norm) are neither scaled nor decayed.
+    """
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], *, lr: Tensor, weight_decay: float, momentum: float, trust: float
+    ):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "trust": trust})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        assert closure is None
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            grads = [p.grad for p in params]
+            for p in params:
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            buffers = [self.state[p]["momentum_buffer"] for p in params]
+            scaled = [i for i, p in enumerate(params) if p.ndim > 1]
+            if scaled:
+                p2, g2 = [params[i] for i in scaled], [grads[i] for i in scaled]
+                decayed = torch._foreach_add(g2, p2, alpha=group["weight_decay"])
+                torch._foreach_mul_(decayed, list(self._trust(p2, g2, group).unbind()))
+                for i, g in zip(scaled, decayed, strict=True):
+                    grads[i] = g
+            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_add_(buffers, grads)
+            torch._foreach_add_(params, torch._foreach_mul(buffers, -group["lr"]))
+
+    @staticmethod
+    def _trust(params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> Tensor:
+        p, g = torch.stack(torch._foreach_norm(params)), torch.stack(torch._foreach_norm(grads))
+        ratio = group["trust"] * p / (g + group["weight_decay"] * p + 1e-8) / group["lr"].clamp_min(1e-12)
+        return torch.where((p > 0) & (g > 0), ratio.clamp(max=1.0), 1.0)
+
+
+def lars(
+    params: Iterable[nn.Parameter], *, lr: Tensor, weight_decay: float, momentum: float = 0.9, trust: float = 0.02
+) -> Optimizer:
+    """LARS, the paper's choice."""
+    return LARS(params, lr=lr, weight_decay=weight_decay, momentum=momentum, trust=trust)
+
+
+def sgd(params: Iterable[nn.Parameter], *, lr: Tensor, weight_decay: float, momentum: float = 0.9) -> Optimizer:
+    """Stochastic gradient descent with momentum."""
+    return torch.optim.SGD(params, lr=lr, weight_decay=weight_decay, momentum=momentum, fused=True)  # pyright: ignore[reportArgumentType]
+
+
+def adamw(params: Iterable[nn.Parameter], *, lr: Tensor, weight_decay: float) -> Optimizer:
+    """AdamW, the quick one: good for small nets on a CPU."""
+    return torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=True)
+
+
+def warmup_cosine(step: Tensor, *, peak: float, warmup: int, total: int, start: float = 3e-5) -> Tensor:
+    """The learning rate at `step`: linear from `start` to `peak` over `warmup` steps, then half a cosine to 0."""
+    t = step.to(torch.float32)
+    rising = start + (peak - start) * t / max(warmup, 1)
+    falling = 0.5 * peak * (1 + torch.cos(math.pi * ((t - warmup) / max(total - warmup, 1)).clamp(0, 1)))
+    return torch.where(t < warmup, rising, falling)

@@ -1,0 +1,162 @@
+"""Run: everything a training run depends on, as one frozen value. It holds functions; text is for files only."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nonneg import augment, backbones, data, losses, maps, names, optim
+from nonneg.data import Dataset
+from nonneg.encoder import BACKBONE, MAP
+from nonneg.errors import BadInput, unknown
+
+ROLES = {
+    "data": names.Role("data set", data, ("split", "root", "image_size", "strict")),
+    "map": MAP,
+    "loss": names.Role("loss", losses, ("z1", "z2")),
+    "backbone": BACKBONE,
+    "augment": names.Role("augmentation", augment, ("images", "noise")),
+    "optimizer": names.Role("optimizer", optim, ("params", "lr", "weight_decay")),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run; two equal Runs on one machine give the same model, bit for bit on a CPU."""
+
+    data: Annotated[Callable[..., Dataset], tyro.conf.Suppress] = data.cifar10
+    """Which images: digits, cifar10, cifar100, folder, arrays."""
+    data_root: Path | None = None
+    """Where they are: a folder of images, a .npy/.npz file, or a folder that holds the CIFAR binaries."""
+    image_size: int | None = None
+    """Side in pixels images are brought to; left out, the data set's own."""
+    strict: bool = False
+    """Stop at the first unreadable image instead of skipping and listing it."""
+
+    map: Annotated[Callable[[Tensor], Tensor], names.flag(ROLES["map"])] = maps.rep_relu
+    """identity is plain contrastive learning; relu, rep_relu, softplus, sigmoid, exp make features non-negative."""
+    loss: Annotated[Callable[[Tensor, Tensor], Tensor], names.flag(ROLES["loss"])] = partial(
+        losses.info_nce, temperature=0.2
+    )
+    """The loss and its knobs, as in info_nce:temperature=0.05."""
+    backbone: Annotated[Callable[[int], nn.Module], names.flag(ROLES["backbone"])] = backbones.resnet18
+    """resnet18, resnet34, resnet50 (knobs stem=small|imagenet, pad=1|2), small_net, or timm:NAME."""
+    projector: tuple[int, ...] = (2048, 256)
+    """Widths of the projector's layers; the last is the number of features."""
+    augment: Annotated[Callable[[Tensor, Tensor], Tensor], names.flag(ROLES["augment"])] = augment.simclr
+    """How two views are made: simclr (the paper's), gentle (for digits), crop_flip, none."""
+
+    optimizer: Annotated[Callable[..., Optimizer], names.flag(ROLES["optimizer"])] = optim.lars
+    """lars (the paper's), sgd or adamw."""
+    lr: float = 0.4
+    """Peak learning rate for a batch of 256; scaled in proportion to the batch."""
+    weight_decay: float = 1e-4
+    epochs: int = 200
+    warmup_epochs: int = 10
+    batch_size: int = 256
+    batch_norm: Literal["joint", "per_view"] = "joint"
+    """Batch-norm statistics over both views at once (one forward pass), or each view's own (the authors')."""
+    seed: int = 0
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 runs convolutions and matrix products in bfloat16; weights and the loss stay in float32."""
+    mode: Literal["eager", "compiled"] = "eager"
+    """How a step is executed; compiled fuses it with torch.compile."""
+    device: str = "auto"
+    """auto takes a GPU if there is one; or cpu, cuda, cuda:1."""
+    checkpoint_seconds: float = 60.0
+    """At most this much work is lost to a kill."""
+    tensorboard: bool = False
+    """Also write the log for TensorBoard (needs the tensorboard package)."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch_size", 2), ("warmup_epochs", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise BadInput(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least {least}")
+        if not self.lr > 0 or not self.weight_decay >= 0:
+            raise BadInput(
+                f"--lr must be positive and --weight-decay not negative (got {self.lr}, {self.weight_decay})"
+            )
+        if any(width < 1 for width in self.projector):
+            raise BadInput(f"--projector widths must be at least 1 (got {self.projector})")
+
+    def load(self, split: str) -> Dataset:
+        """One split of this run's data."""
+        return self.data(split=split, root=self.data_root, image_size=self.image_size, strict=self.strict)
+
+    def torch_device(self) -> torch.device:
+        """The device that `device` names, or the best there is."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            raise unknown("device", self.device, ("auto", "cpu", "cuda")) from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise BadInput(f"--device {self.device}: no GPU is available here; use --device cpu")
+        return device
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, functions by name."""
+
+        def plain(name: str, value: Any) -> Any:
+            if name in ROLES:
+                return names.spell_or_custom(value, ROLES[name])
+            return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+
+        return {f.name: plain(f.name, getattr(self, f.name)) for f in fields(self)}
+
+
+def from_json(values: dict[str, Any], where: Path) -> Run:
+    """The Run that `to_json` described; names outside the package are refused."""
+    known = {f.name for f in fields(Run)}
+    given: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise BadInput(f"{where}: {name!r} is no field of a run; was it written by another version?")
+        if name in ROLES:
+            if value == names.CUSTOM:
+                raise BadInput(f"{where}: the {ROLES[name].kind} is not one of nonneg's; start it from Python again")
+            if not isinstance(value, str):
+                raise BadInput(f"{where}: {name} must be a name, not {value!r}")
+            try:
+                given[name] = names.find(value, ROLES[name])
+            except BadInput as error:
+                raise BadInput(f"{where}: {error}") from None
+        elif name == "data_root":
+            given[name] = None if value is None else Path(value)
+        else:
+            given[name] = tuple(value) if isinstance(value, list) else value
+    try:
+        return Run(**given)
+    except TypeError as error:
+        raise BadInput(f"{where} is damaged: {error}") from None
+
+
+CIFAR = Run()
+DIGITS = Run(
+    data=data.digits,
+    backbone=partial(backbones.small_net, width=32),
+    projector=(256, 64),
+    augment=augment.gentle,
+    optimizer=optim.adamw,
+    lr=2e-3,
+    weight_decay=1e-4,
+    epochs=60,
+    warmup_epochs=2,
+    batch_size=256,
+)
+FOLDER = replace(CIFAR, data=data.folder, optimizer=optim.adamw, lr=1e-3, epochs=100, warmup_epochs=5)
+RECIPES = {  # the starting point for each data set; every field can be changed on the command line
+    "digits": DIGITS,
+    "cifar10": CIFAR,
+    "cifar100": replace(CIFAR, data=data.cifar100),
+    "folder": FOLDER,
+    "arrays": replace(FOLDER, data=data.arrays),
+}

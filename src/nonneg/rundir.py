@@ -1,0 +1,161 @@
+"""The run folder: who may write to it, the checkpoint, the log. Nothing in it is ever half written or unpickled."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+import nonneg
+from nonneg import files
+from nonneg.data import Dataset
+from nonneg.errors import BadInput
+from nonneg.run import Run, from_json
+
+CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
+OURS = (
+    "run.json",
+    "encoder.json",
+    "model.safetensors",
+    "log.jsonl",
+    "metrics.json",
+    "report.html",
+    CHECKPOINT,
+    PREVIOUS,
+)
+FREE = ("device", "data_root", "checkpoint_seconds", "tensorboard", "strict")  # may differ when a run is resumed
+
+
+def claim(run: Run, folder: Path, data: Dataset, overwrite: bool) -> None:
+    """Take `folder` for this run; one that holds anything is refused unless it may be overwritten."""
+    if folder.is_file():
+        raise BadInput(f"{folder} is a file; name a folder")
+    if folder.exists() and any(folder.iterdir()):
+        if not overwrite:
+            raise BadInput(
+                f"{folder} already exists; add --resume to continue it, --overwrite to replace it, or --out for another"
+            )
+        for name in OURS:
+            (folder / name).unlink(missing_ok=True)
+        for path in (folder / "features").glob("*.npz"):
+            path.unlink()
+    about = {
+        "run": run.to_json(),
+        "data": {"name": data.name, "images": len(data), "fingerprint": data.fingerprint(), "skipped": data.skipped},
+        "versions": {"nonneg": nonneg.__version__, "torch": torch.__version__, "numpy": numpy.__version__},
+        "threads": torch.get_num_threads(),
+    }
+    files.write_json(folder / "run.json", about)
+
+
+def read_run(folder: Path) -> tuple[Run, dict[str, Any]]:
+    """The Run of a folder, and all else that run.json holds."""
+    if not (folder / "run.json").exists():
+        raise BadInput(f"{folder} is not a run folder: it has no run.json")
+    about = files.read_json(folder / "run.json")
+    if not isinstance(about, dict) or not isinstance(about.get("run"), dict):
+        raise BadInput(f"{folder / 'run.json'} is damaged: it does not describe a run")
+    return from_json(about["run"], folder / "run.json"), about
+
+
+def check_same(run: Run, folder: Path, data: Dataset) -> None:
+    """A resumed run must be the one that was begun: the same Run, the same images, the same number of threads."""
+    if not (folder / "run.json").exists():
+        raise BadInput(f"nothing to resume: {folder} is not a run folder (it has no run.json)")
+    about = files.read_json(folder / "run.json")
+    new, old = run.to_json(), about.get("run", {})
+    changed = [k for k in new if k not in FREE and new[k] != old.get(k)]
+    if changed:
+        k = changed[0]
+        raise BadInput(
+            f"{folder} was begun with {k} = {old.get(k)}, not {new[k]}; drop that flag, or start anew in another folder"
+        )
+    if about["data"]["fingerprint"] != data.fingerprint():
+        raise BadInput(f"{folder} was begun on other images than {data.name} holds now; start anew in another folder")
+    if torch.get_num_threads() != about["threads"]:
+        torch.set_num_threads(about["threads"])  # sums in another order would change the last bits
+
+
+def save_checkpoint(folder: Path, tensors: dict[str, Tensor], at: int) -> None:
+    """Write the checkpoint of step `at`; the one before it stays as the previous one."""
+    new = folder / f"{CHECKPOINT}.new"
+    files.write_tensors(new, tensors, {"at": at})
+    if (folder / CHECKPOINT).exists():
+        (folder / CHECKPOINT).replace(folder / PREVIOUS)
+    new.replace(folder / CHECKPOINT)
+
+
+def load_checkpoint(folder: Path, *, previous: bool = False) -> tuple[dict[str, Tensor], int] | None:
+    """The newest checkpoint (or the one before it) and its step; None when there is none yet."""
+    newest, older = folder / CHECKPOINT, folder / PREVIOUS
+    path = older if previous or not newest.exists() else newest  # killed between two renames: only the older is there
+    if not path.exists():
+        return None
+    try:
+        tensors, about = files.read_tensors(path)
+        return tensors, int(about["at"])
+    except (BadInput, KeyError) as error:
+        if path == newest and (at := checkpoint_step(folder, previous=True)) is not None:
+            hint = f"the previous checkpoint, of step {at}, is intact: add --previous to resume from it"
+        else:
+            hint = "start the run again with --overwrite"
+        raise BadInput(f"{error}; {hint}") from None
+
+
+def checkpoint_step(folder: Path, *, previous: bool = False) -> int | None:
+    """The step of a checkpoint that can be read, else None."""
+    try:
+        return int(files.read_tensors(folder / (PREVIOUS if previous else CHECKPOINT))[1]["at"])
+    except (BadInput, KeyError):
+        return None
+
+
+class Log:
+    """log.jsonl, one line an epoch, and TensorBoard's copy of it on request."""
+
+    def __init__(self, run: Run, folder: Path, done: int) -> None:
+        self.path = folder / "log.jsonl"
+        kept = [json.dumps(line) for line in read_log(folder) if line["step"] <= done]
+        files.write_text(self.path, "".join(f"{line}\n" for line in kept))
+        self.seconds = json.loads(kept[-1])["seconds"] if kept else 0.0
+        self.board = None
+        if run.tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise BadInput(
+                    "--tensorboard needs the tensorboard package: pip install 'nonneg[tensorboard]'"
+                ) from None
+            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=done)
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.board is not None:
+            self.board.close()
+
+    def write(self, line: dict[str, Any], *, seconds: float) -> None:
+        """Append one epoch's line; `seconds` since this process began, added to those of the processes before it."""
+        line = {**line, "seconds": round(self.seconds + seconds, 3)}
+        with self.path.open("a", encoding="utf-8") as f:
+            f.write(json.dumps(line) + "\n")
+        if self.board is not None:
+            for name in line.keys() - {"epoch", "step"}:
+                self.board.add_scalar(name, line[name], line["step"])
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """The lines of log.jsonl; a last line cut off by a kill is left out."""
+    path = folder / "log.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    out = []
+    for i, line in enumerate(lines):
+        try:
+            out.append(json.loads(line))
+        except json.JSONDecodeError:
+            if i + 1 < len(lines):
+                raise BadInput(f"{path}: line {i + 1} is not JSON") from None
+    return out

@@ -1,0 +1,149 @@
+"""What the verbs do: run folder -> features -> metrics -> report, each step reading files, so that it reruns alone."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nonneg import encoder, features, files, maps, report, rundir
+from nonneg.data import Dataset
+from nonneg.errors import BadInput
+from nonneg.evaluate import measure
+from nonneg.features import Features
+from nonneg.figures import Column
+from nonneg.run import DIGITS, Run
+from nonneg.train import train
+
+HEADLINE = (
+    "sparsity",
+    "class_consistency",
+    "top10_consistency",
+    "linear_probe",
+    "knn",
+    "linear_probe_z",
+    "knn_z",
+    "live_features",
+    "effective_rank",
+)
+
+
+def features_path(folder: Path, data: Dataset, split: str) -> Path:
+    return folder / "features" / f"{data.name}-{split}-{data.fingerprint()}.npz"
+
+
+def embed(folder: Path, data: Dataset, split: str, run: Run) -> Features:
+    """Features of `data` under the run's model, kept in the run folder and reused for the same images."""
+    path = features_path(folder, data, split)
+    if path.exists():
+        return features.load(path)
+    made = features.extract(encoder.load(folder), data, device=run.torch_device())
+    made.save(path)
+    return made
+
+
+def finished_run(folder: Path) -> Run:
+    """The Run of a folder whose training is over."""
+    run, _ = rundir.read_run(folder)
+    if not (folder / "model.safetensors").exists():
+        raise BadInput(
+            f"{folder} has no model yet; finish it with: nonneg train {run.to_json()['data']} --out {folder} --resume"
+        )
+    return run
+
+
+def evaluate(folder: Path) -> dict[str, dict[str, Any]]:
+    """Every measure of a run on its own data, each with its definition; also written to metrics.json."""
+    run = finished_run(folder)
+    train_data, test_data = run.load("train"), run.load("test")
+    measured = measure(embed(folder, train_data, "train", run), embed(folder, test_data, "test", run))
+    files.write_json(folder / "metrics.json", measured)
+    return measured
+
+
+def measures(folder: Path) -> dict[str, dict[str, Any]]:
+    """What metrics.json says, evaluated first if it was not yet."""
+    return files.read_json(folder / "metrics.json") if (folder / "metrics.json").exists() else evaluate(folder)
+
+
+def write_features(
+    folder: Path, *, data: Callable[..., Dataset] | None, data_root: Path | None, out: Path | None
+) -> dict[str, str]:
+    """Features of both splits of the run's data set, or of another, as files by split."""
+    run = finished_run(folder)
+    source = replace(run, data=data or run.data, data_root=data_root or run.data_root)
+    written = {}
+    for split in ("train", "test"):
+        dataset = source.load(split)
+        made = embed(folder, dataset, split, run)
+        path = out / f"{dataset.name}-{split}.npz" if out else features_path(folder, dataset, split)
+        if out:
+            made.save(path)
+        written[split] = str(path)
+    return written
+
+
+def write_report(folders: list[Path], path: Path, *, overwrite: bool) -> None:
+    """The report of one run or several side by side."""
+    if path.exists() and not overwrite:
+        raise BadInput(f"{path} already exists; add --overwrite to replace it, or --out for another file")
+    titles = [folder.name if len({f.name for f in folders}) == len(folders) else str(folder) for folder in folders]
+    columns = [column(folder, title) for folder, title in zip(folders, titles, strict=True)]
+    report.write(columns, path, title=REPORT_TITLE, intro=", ".join(map(str, folders)), seed=0)
+
+
+def column(folder: Path, title: str) -> Column:
+    """All that a report shows of one run; it is evaluated first if it was not yet."""
+    run = finished_run(folder)
+    measured = measures(folder)
+    train_data, test_data = run.load("train"), run.load("test")
+    about = run.to_json()
+    return Column(
+        title=title,
+        subtitle=f"{about['data']} · map {about['map']} · seed {run.seed}",
+        train=embed(folder, train_data, "train", run),
+        test=embed(folder, test_data, "test", run),
+        metrics=measured,
+        images=test_data.images,
+        classes=test_data.classes,
+        skipped=sorted({*train_data.skipped, *test_data.skipped}),
+        log=rundir.read_log(folder),
+    )
+
+
+def values(measured: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Just the numbers."""
+    return {k: entry["value"] for k, entry in measured.items()}
+
+
+def demo(folder: Path, *, seed: int, epochs: int | None, overwrite: bool) -> dict[str, Any]:
+    """CL and NCL from one seed on the digits inside scikit-learn, measured and shown side by side."""
+    began = time.monotonic()
+    run = replace(DIGITS, seed=seed, epochs=epochs or DIGITS.epochs)
+    data = run.load("train")
+    out: dict[str, Any] = {}
+    columns = []
+    for name, map in (("cl", maps.identity), ("ncl", DIGITS.map)):
+        train(replace(run, map=map), folder / name, data=data, overwrite=overwrite, label=f"training {name.upper()}")
+        measured = evaluate(folder / name)
+        out[name] = values(measured)
+        columns.append(column(folder / name, name.upper()))
+    out["chance"] = {
+        "class_consistency": out["cl"]["chance"],
+        "top10_consistency": out["cl"]["top10_chance"],
+        "linear_probe": out["cl"]["chance"],
+        "knn": out["cl"]["chance"],
+        "linear_probe_z": out["cl"]["chance"],
+        "knn_z": out["cl"]["chance"],
+    }
+    report.write(columns, folder / "report.html", title=REPORT_TITLE, intro=DEMO_INTRO, seed=seed)
+    out["seconds"] = round(time.monotonic() - began, 1)
+    return out
+
+
+REPORT_TITLE = "What non-negativity does to contrastive features"
+DEMO_INTRO = (
+    "Two encoders, trained on handwritten digits without labels, from the same seed, with the same images in the same "
+    "order. The only difference is the last line of the model: CL returns the projector's output as it is, NCL cuts "
+    "it at zero. Labels are used to measure, never to train."
+)

@@ -1,0 +1,81 @@
+"""Losses against loops anyone can check."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nonneg import losses
+
+
+def views(n: int, d: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=g, dtype=torch.float64), torch.randn(n, d, generator=g, dtype=torch.float64)
+
+
+def info_nce_by_loops(z1: torch.Tensor, z2: torch.Tensor, temperature: float) -> float:
+    z = torch.cat([z1, z2]).detach().double()
+    n, total = len(z1), 0.0
+    for i in range(2 * n):
+        denominator = 0.0
+        for j in range(2 * n):
+            if j != i:
+                denominator += math.exp(float(z[i] @ z[j] / z[i].norm() / z[j].norm()) / temperature)
+        p = (i + n) % (2 * n)
+        total -= math.log(math.exp(float(z[i] @ z[p] / z[i].norm() / z[p].norm()) / temperature) / denominator)
+    return total / (2 * n)
+
+
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(2, 7), d=st.integers(2, 9), seed=st.integers(0, 99), temperature=st.sampled_from([0.05, 0.2, 1.0]))
+def test_info_nce_matches_a_double_loop(n: int, d: int, seed: int, temperature: float) -> None:
+    z1, z2 = views(n, d, seed)
+    got = losses.info_nce(z1, z2, temperature=temperature).item()
+    assert got == pytest.approx(info_nce_by_loops(z1, z2, temperature), rel=1e-9, abs=1e-9)
+
+
+def test_info_nce_is_unchanged_by_rotation_scale_and_swapping_views() -> None:
+    z1, z2 = views(6, 5)
+    rotation, _ = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
+    base = losses.info_nce(z1, z2)
+    for other in (losses.info_nce(z1 @ rotation, z2 @ rotation), losses.info_nce(3 * z1, 3 * z2), losses.info_nce(z2, z1)):
+        torch.testing.assert_close(other, base, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.2])
+def test_info_nce_is_stable_in_bfloat16(temperature: float) -> None:
+    z1, z2 = (z.bfloat16() for z in views(64, 32))
+    half = losses.info_nce(z1, z2, temperature=temperature)
+    full = losses.info_nce(z1.double(), z2.double(), temperature=temperature)
+    torch.testing.assert_close(half.double(), full.double(), rtol=1e-5, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        under = losses.info_nce(z1, z2, temperature=temperature)
+    torch.testing.assert_close(under, half)
+
+
+def test_info_nce_gradient_matches_numerical() -> None:
+    z1, z2 = views(4, 3)
+    z1.requires_grad_()
+    (got,) = torch.autograd.grad(losses.info_nce(z1, z2), z1)
+    for i, j in ((0, 0), (2, 1), (3, 2)):
+        step = torch.zeros_like(z1)
+        step[i, j] = 1e-4
+        numeric = (info_nce_by_loops(z1 + step, z2, 0.2) - info_nce_by_loops(z1 - step, z2, 0.2)) / 2e-4
+        assert got[i, j].item() == pytest.approx(numeric, abs=1e-6)
+
+
+def test_all_zero_rows_and_all_zero_batches_stay_finite() -> None:
+    z1, z2 = (z.float().relu() for z in views(5, 4))
+    z1[0] = 0
+    for a, b in ((z1, z2), (torch.zeros(5, 4), torch.zeros(5, 4))):
+        a = a.clone().requires_grad_()
+        loss = losses.info_nce(a, b, temperature=0.05)
+        loss.backward()
+        assert loss.isfinite() and a.grad is not None and a.grad.isfinite().all()
+
+
+def test_identical_rows_are_worth_the_log_of_the_number_of_others() -> None:
+    z = torch.ones(4, 3)
+    assert losses.info_nce(z, z).item() == pytest.approx(math.log(7))

@@ -1,0 +1,250 @@
+"""Probes against scikit-learn and brute force. N images, D features, C classes."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import sparse
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from nonneg import probes
+from nonneg.errors import BadInput
+from nonneg.probes import L2, ProbeResult, default_k, knn, linear_probe, logistic
+
+Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def blobs(*, n: int = 300, d: int = 8, classes: int = 4, spread: float = 1.0, seed: int = 0) -> Split:
+    """Overlapping Gaussian classes: two thirds to train on, one third to test."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, n)
+    x = (rng.normal(size=(classes, d))[y] + spread * rng.normal(size=(n, d))).astype(np.float32)
+    cut = 2 * n // 3
+    return x[:cut], y[:cut], x[cut:], y[cut:]
+
+
+def digits() -> Split:
+    x, y = load_digits(return_X_y=True)
+    return x[:1347].astype(np.float32), y[:1347], x[1347:].astype(np.float32), y[1347:]
+
+
+# Theorems
+
+
+def test_separated_classes_are_told_apart():
+    data = blobs(spread=0.01)
+    assert linear_probe(*data).accuracy == 1
+    assert knn(*data) == 1
+
+
+def test_the_gradient_vanishes_at_the_solution():
+    x, y = (torch.from_numpy(a) for a in blobs()[:2])
+    x = x.double()
+    model = logistic(x, y, classes=4, l2=1e-2, tolerance=1e-9)
+    weight, bias = model.weight.requires_grad_(), model.bias.requires_grad_()
+    loss = F.cross_entropy(x @ weight + bias, y) + 1e-2 / 2 * weight.square().sum()
+    loss.backward()
+    assert model.converged
+    for parameter in (weight, bias):
+        assert parameter.grad is not None
+        assert parameter.grad.abs().max() < 1e-8
+
+
+def test_scale_and_offset_of_features_do_not_matter_to_the_linear_probe():
+    train_x, train_y, test_x, test_y = blobs()
+    scale, offset = 2.0 ** np.arange(-4, 4, dtype=np.float32), np.arange(8, dtype=np.float32)
+    moved = linear_probe(train_x * scale + offset, train_y, test_x * scale + offset, test_y)
+    assert moved == linear_probe(train_x, train_y, test_x, test_y)
+
+
+def test_length_of_rows_does_not_matter_to_knn():
+    train_x, train_y, test_x, test_y = blobs()
+    length = (2.0 ** np.random.default_rng(0).integers(-60, 60, size=(len(train_x), 1))).astype(np.float32)
+    assert knn(train_x * length, train_y, test_x, test_y, k=7) == knn(train_x, train_y, test_x, test_y, k=7)
+
+
+def test_test_labels_choose_nothing():
+    train_x, train_y, test_x, test_y = blobs()
+    result, flipped = (linear_probe(train_x, train_y, test_x, y) for y in (test_y, (test_y + 1) % 4))
+    assert (result.l2, result.validation_accuracy) == (flipped.l2, flipped.validation_accuracy)
+    assert flipped.accuracy < result.accuracy
+
+
+# References
+
+
+@pytest.mark.parametrize("l2", [1.0, 1e-2, 1e-4])
+def test_logistic_matches_scikit_learn(l2: float):
+    x, y = blobs()[:2]
+    reference = LogisticRegression(C=1 / (l2 * len(x)), tol=1e-10, max_iter=10_000).fit(x.astype(np.float64), y)
+    model = logistic(torch.from_numpy(x).double(), torch.from_numpy(y), classes=4, l2=l2, tolerance=1e-8)
+    assert model.converged
+    np.testing.assert_allclose(model.weight.T, reference.coef_, atol=1e-5)
+    bias = model.bias.numpy()  # the same constant on every class changes nothing
+    np.testing.assert_allclose(bias - bias.mean(), reference.intercept_ - reference.intercept_.mean(), atol=1e-5)
+
+
+def test_a_warm_start_changes_the_path_and_not_the_solution():
+    x, y = (torch.from_numpy(a) for a in blobs()[:2])
+    cold = logistic(x.double(), y, classes=4, l2=1e-3, tolerance=1e-8)
+    strong = logistic(x.double(), y, classes=4, l2=1.0, tolerance=1e-8)
+    warm = logistic(x.double(), y, classes=4, l2=1e-3, tolerance=1e-8, start=strong)
+    torch.testing.assert_close(warm.weight, cold.weight, atol=1e-5, rtol=0)
+
+
+def test_linear_probe_matches_scikit_learn_on_digits():
+    train_x, train_y, test_x, test_y = digits()
+    result = linear_probe(train_x, train_y, test_x, test_y)
+    assert result.converged
+    assert result.l2 in L2
+    regression = LogisticRegression(C=1 / (result.l2 * len(train_x)), tol=1e-6, max_iter=10_000)
+    reference = make_pipeline(StandardScaler(), regression).fit(train_x, train_y)
+    assert result.accuracy == pytest.approx(reference.score(test_x, test_y), abs=1.5 / len(test_x))
+    assert result.validation_accuracy > 0.95
+
+
+def test_knn_matches_a_double_loop():
+    train_x, train_y, test_x, test_y = blobs()
+    right = 0
+    for query, truth in zip(test_x.astype(np.float64), test_y, strict=True):
+        cosine = [query @ x / np.linalg.norm(query) / np.linalg.norm(x) for x in train_x.astype(np.float64)]
+        votes = [0.0] * 4
+        for i in sorted(range(len(train_x)), key=lambda i: -cosine[i])[:15]:
+            votes[train_y[i]] += np.exp(cosine[i] / 0.1)
+        right += max(range(4), key=lambda c: votes[c]) == truth
+    assert knn(train_x, train_y, test_x, test_y, k=15) == right / len(test_x)
+    assert knn(train_x, train_y, test_x, test_y, k=15, temperature=None) != right / len(test_x)
+
+
+@pytest.mark.parametrize("k", [1, 6, 25])
+def test_knn_without_temperature_matches_scikit_learn(k: int):
+    train_x, train_y, test_x, test_y = blobs(spread=2.0)
+    reference = KNeighborsClassifier(k, metric="cosine", algorithm="brute").fit(train_x, train_y)
+    assert knn(train_x, train_y, test_x, test_y, k=k, temperature=None) == reference.score(test_x, test_y)
+
+
+def test_of_equal_neighbours_the_first_and_of_equal_votes_the_smallest_class_win():
+    train_x, test_x = np.ones((40, 3)), np.ones((1, 3))
+    train_y = np.array([2, 2, 1, 1, 1] + [0] * 35)
+    for k, winner in ((1, 2), (3, 2), (4, 1), (5, 1), (6, 1), (40, 0)):
+        assert knn(train_x, train_y, test_x, np.array([winner]), k=k) == 1, k
+
+
+# Edges
+
+
+def test_sparse_and_dense_features_give_the_same():
+    train_x, train_y, test_x, test_y = blobs()
+    train_x, test_x = train_x.clip(0), test_x.clip(0)
+    thin = sparse.csr_array(train_x), train_y, sparse.csr_array(test_x), test_y
+    assert linear_probe(*thin) == linear_probe(train_x, train_y, test_x, test_y)
+    assert knn(*thin) == knn(train_x, train_y, test_x, test_y)
+
+
+def test_neighbours_are_found_in_chunks(monkeypatch: pytest.MonkeyPatch):
+    data = blobs(n=3000)
+    whole = knn(*data, k=9)
+    monkeypatch.setattr(probes, "CHUNK", 15_000)  # 2000 training samples: seven test samples at a time
+    assert knn(*data, k=9) == whole
+
+
+def test_default_k_grows_with_the_training_set():
+    assert [default_k(n) for n in (1, 2, 1347, 50_000)] == [1, 1, 37, 200]
+    data = blobs()
+    assert knn(*data) == knn(*data, k=14)
+    assert knn(*data, k=10**6) == knn(*data, k=200)  # all there are
+
+
+def test_small_temperatures_do_not_overflow():
+    data = blobs()
+    assert knn(*data, k=5, temperature=1e-6) == knn(*data, k=1)  # only the nearest is heard
+
+
+def test_rows_of_zeros_are_no_nearer_to_anything():
+    train_x, train_y = np.array([[1.0, 0.0], [-1.0, 0.0]]), np.array([0, 1])
+    assert knn(train_x, train_y, np.zeros((1, 2)), np.array([0])) == 1  # equal votes: the smallest class
+
+
+def test_constant_features_are_ignored():
+    train_x, train_y, test_x, test_y = blobs()
+    constant = np.full((len(train_x), 1), 0.1, dtype=np.float32)
+    changed = np.full((len(test_x), 1), 1e6, dtype=np.float32)  # was never seen to vary, so it must not matter
+    wider = linear_probe(np.hstack([train_x, constant]), train_y, np.hstack([test_x, changed]), test_y)
+    assert wider == linear_probe(train_x, train_y, test_x, test_y)
+
+
+def test_a_class_never_trained_on_is_never_right():
+    train_x, train_y, test_x, test_y = blobs(spread=0.01)
+    assert linear_probe(train_x, train_y, test_x, test_y + 10).accuracy == 0
+    assert knn(train_x, train_y, test_x, test_y + 10) == 0
+
+
+def test_labels_may_skip_numbers():
+    train_x, train_y, test_x, test_y = blobs()
+    wide = linear_probe(train_x, 50 * train_y + 3, test_x, 50 * test_y + 3)
+    assert wide == linear_probe(train_x, train_y, test_x, test_y)
+
+
+def test_a_class_with_one_sample_is_kept_to_fit_on():
+    train_x, train_y, test_x, test_y = blobs(spread=0.01)
+    rare = linear_probe(np.vstack([train_x, 9 * np.ones((1, 8))]), np.append(train_y, 7), test_x, test_y)
+    assert rare.validation_accuracy == 1
+
+
+def test_too_few_steps_are_reported():
+    x, y = (torch.from_numpy(a) for a in blobs()[:2])
+    assert not logistic(x, y, classes=4, l2=1e-4, max_steps=2).converged
+
+
+def test_the_probe_is_a_function_of_its_seed_and_leaves_the_thread_count():
+    data, threads, state = blobs(spread=2.0), torch.get_num_threads(), torch.get_rng_state()
+    assert linear_probe(*data, seed=3) == linear_probe(*data, seed=3)
+    assert len({linear_probe(*data, seed=s).validation_accuracy for s in range(5)}) > 1
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_probe_result_is_made_of_plain_values():
+    result = linear_probe(*blobs())
+    assert isinstance(result, ProbeResult)
+    kinds = (type(result.accuracy), type(result.l2), type(result.validation_accuracy), type(result.converged))
+    assert kinds == (float, float, float, bool)
+
+
+def without_labels(data: Split) -> tuple:
+    return data[0], None, *data[2:]
+
+
+@pytest.mark.parametrize("probe", [linear_probe, knn])
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (without_labels, "training data have no labels"),
+        (lambda d: (d[0], d[1], d[2], None), "test data have no labels"),
+        (lambda d: (d[0], 0 * d[1], d[2], d[3]), "two classes"),
+        (lambda d: (d[0], d[1] - 1, d[2], d[3]), "whole numbers from 0"),
+        (lambda d: (d[0], d[1] / 2, d[2], d[3]), "whole numbers from 0"),
+        (lambda d: (d[0], d[1][:-1], d[2], d[3]), "one label per sample"),
+        (lambda d: (np.where(d[0] > 2, np.nan, d[0]), *d[1:]), "training features hold NaN"),
+        (lambda d: (d[0], d[1], np.full_like(d[2], np.inf), d[3]), "test features hold NaN"),
+        (lambda d: (d[0], d[1], d[2][:, :3], d[3]), "use one model"),
+        (lambda d: (d[0], d[1], d[2][:0], d[3][:0]), "one row per sample"),
+        (lambda d: (d[0][0], *d[1:]), "one row per sample"),
+    ],
+)
+def test_what_cannot_be_probed_is_refused_in_one_sentence(probe, spoil, says: str):
+    with pytest.raises(BadInput, match=says):
+        probe(*spoil(blobs()))
+
+
+def test_knobs_are_checked():
+    with pytest.raises(BadInput, match="temperature"):
+        knn(*blobs(), temperature=0)
+    with pytest.raises(BadInput, match="k of 1 or more"):
+        knn(*blobs(), k=0)
+    with pytest.raises(BadInput, match="two training samples"):
+        linear_probe(np.eye(3), np.arange(3), np.eye(3), np.arange(3))

@@ -1,0 +1,97 @@
+"""Run and names: a round trip through JSON, and nothing from outside the package."""
+
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from nonneg import augment, backbones, losses, maps, names, optim
+from nonneg.errors import BadInput
+from nonneg.run import RECIPES, ROLES, Run, from_json
+
+WHERE = Path("run.json")
+
+
+@pytest.mark.parametrize("run", [*RECIPES.values(), Run(data_root=Path("a b"), projector=(3,), loss=partial(losses.info_nce, temperature=0.05))])
+def test_a_run_survives_json(run: Run) -> None:
+    back = from_json(run.to_json(), WHERE)
+    assert back.to_json() == run.to_json()
+    for f in fields(Run):
+        if f.name not in ROLES:
+            assert getattr(back, f.name) == getattr(run, f.name)
+    z1, z2 = torch.randn(4, 3), torch.randn(4, 3)
+    assert torch.equal(back.loss(z1, z2), run.loss(z1, z2))
+
+
+def test_knobs_are_bound_by_name_and_the_first_one_by_place() -> None:
+    f = names.find("info_nce:temperature=0.05", ROLES["loss"])
+    assert isinstance(f, partial) and f.func is losses.info_nce and f.keywords == {"temperature": 0.05}
+    assert names.find("info_nce:0.05", ROLES["loss"]).keywords == {"temperature": 0.05}  # pyright: ignore
+    assert names.find("timm:resnet50", ROLES["backbone"]).keywords == {"name": "resnet50"}  # pyright: ignore
+    assert names.find("resnet18:stem=imagenet", ROLES["backbone"]).keywords == {"stem": "imagenet"}  # pyright: ignore
+    assert names.find("resnet18", ROLES["backbone"]) is backbones.resnet18
+
+
+@pytest.mark.parametrize(
+    ("text", "role", "message"),
+    [
+        ("rep_rel", "map", r"unknown map 'rep_rel': did you mean 'rep_relu'\?"),
+        ("cifar", "data", r"did you mean 'cifar1"),
+        ("info_nce:temp=1", "loss", r"unknown knob .*did you mean 'temperature'"),
+        ("info_nce:temperature=warm", "loss", r"temperature=warm is not float"),
+        ("resnet18:pad=1.5", "backbone", r"pad=1.5 is not int"),
+        ("resnet18:stem=big", "backbone", r"unknown stem"),
+        ("timm", "backbone", r"needs name"),
+        ("relu:1", "map", r"it has none"),
+        ("hue", "augment", r"unknown augmentation 'hue'"),
+        ("LARS", "optimizer", r"unknown optimizer 'LARS'"),
+        ("torch.nn.Linear", "backbone", r"unknown backbone"),
+        ("__import__", "map", r"unknown map"),
+    ],
+)
+def test_a_wrong_name_gets_one_clear_sentence(text: str, role: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        names.find(text, ROLES[role])
+
+
+def test_roles_hold_what_the_rooms_define_and_nothing_else() -> None:
+    assert set(ROLES["data"].functions()) == set(RECIPES)
+    assert set(ROLES["augment"].functions()) == {"simclr", "gentle", "crop_flip", "none"}
+    assert set(ROLES["optimizer"].functions()) == {"lars", "sgd", "adamw"}
+    assert "info_nce" in ROLES["loss"].functions() and "unit_rows" not in ROLES["loss"].functions()
+
+
+def test_code_from_outside_is_custom_in_a_file_and_refused_from_one() -> None:
+    run = Run(map=lambda z: z.square(), augment=augment.none, optimizer=optim.sgd)
+    assert run.to_json()["map"] == names.CUSTOM
+    with pytest.raises(BadInput, match=r"not one of nonneg's"):
+        from_json(run.to_json(), WHERE)
+    with pytest.raises(BadInput, match=r"run\.json: unknown map 'os\.system'"):
+        from_json({**Run().to_json(), "map": "os.system"}, WHERE)
+    with pytest.raises(BadInput, match=r"'evil' is no field"):
+        from_json({**Run().to_json(), "evil": 1}, WHERE)
+    with pytest.raises(BadInput, match=r"must be a name"):
+        from_json({**Run().to_json(), "loss": ["x"]}, WHERE)
+
+
+@pytest.mark.parametrize("bad", [{"epochs": 0}, {"batch_size": 1}, {"lr": 0.0}, {"lr": float("nan")}, {"projector": (0,)}, {"seed": -1}])
+def test_impossible_values_are_refused(bad: dict) -> None:
+    with pytest.raises(BadInput, match="must be"):
+        Run(**bad)
+
+
+def test_cl_and_ncl_differ_in_one_word() -> None:
+    cl = replace(Run(), map=maps.identity).to_json()
+    ncl = Run().to_json()
+    assert {k for k in cl if cl[k] != ncl[k]} == {"map"}
+
+
+def test_a_missing_gpu_is_said() -> None:
+    if not torch.cuda.is_available():
+        assert Run().torch_device().type == "cpu"
+        with pytest.raises(BadInput, match="no GPU"):
+            Run(device="cuda").torch_device()
+    with pytest.raises(BadInput, match="unknown device"):
+        Run(device="gpu").torch_device()

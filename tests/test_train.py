@@ -1,0 +1,256 @@
+"""Training: it learns, it repeats, it survives a kill, and it stops at a NaN without harm."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from nonneg import augment, backbones, data, files, maps, optim, rundir
+from nonneg.errors import BadInput
+from nonneg.features import extract
+from nonneg.run import DIGITS, Run
+from nonneg.train import Interrupted, count, fresh, train, two_views
+
+TINY = replace(
+    DIGITS, backbone=partial(backbones.small_net, width=4), projector=(32, 16), batch_size=128, epochs=3, checkpoint_seconds=0.0
+)
+FLAGS = "--backbone small_net:width=4 --projector 32 16 --batch-size 128 --checkpoint-seconds 0".split()
+
+
+@pytest.fixture(scope="module")
+def digits() -> data.Dataset:
+    return data.digits(split="train")
+
+
+def same_model(a: Path, b: Path) -> bool:
+    x, y = files.read_tensors(a / "model.safetensors")[0], files.read_tensors(b / "model.safetensors")[0]
+    return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
+
+
+@pytest.mark.parametrize("optimizer", [optim.lars, optim.sgd, optim.adamw])
+def test_the_loss_falls(tmp_path: Path, digits: data.Dataset, optimizer) -> None:
+    lr = {optim.lars: 0.4, optim.sgd: 0.05, optim.adamw: 2e-3}[optimizer]
+    train(replace(TINY, optimizer=optimizer, lr=lr, epochs=4), tmp_path / "a", data=digits)
+    losses = [line["loss"] for line in rundir.read_log(tmp_path / "a")]
+    assert len(losses) == 4 and losses[-1] < losses[0] - 0.05
+
+
+def test_equal_runs_give_equal_models_and_other_seeds_do_not(tmp_path: Path, digits: data.Dataset) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(replace(TINY, epochs=1, seed=seed), tmp_path / name, data=digits)
+    assert same_model(tmp_path / "a", tmp_path / "b")
+    assert not same_model(tmp_path / "a", tmp_path / "c")
+
+
+def test_cl_and_ncl_begin_from_the_same_weights(digits: data.Dataset) -> None:
+    a, b = (fresh(replace(TINY, map=m), digits).encoder.state_dict() for m in (maps.identity, maps.rep_relu))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_one_step_is_the_papers_algorithm(digits: data.Dataset) -> None:
+    """The step against the algorithm written out plainly, in the same order of random draws."""
+    run = replace(TINY, optimizer=optim.sgd, lr=0.1, warmup_epochs=0)
+    s, plain = fresh(run, digits), fresh(run, digits)
+    two_views(run, s, len(digits) // 128)()
+    noise = torch.rand(256, augment.NOISE, generator=plain.generator)
+    x = digits.images[:128]
+    views = run.augment(torch.cat([x, x]), noise)
+    z = plain.encoder(views)
+    loss = run.loss(z[:128], z[128:])
+    gradients = torch.autograd.grad(loss, list(plain.encoder.parameters()))
+    for p, g in zip(plain.encoder.parameters(), gradients, strict=True):
+        p.data -= 0.05 * (g + run.weight_decay * p)  # 0.1 for a batch of 256 is 0.05 for 128
+    for a, b in zip(s.encoder.parameters(), plain.encoder.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    assert s.totals[0].item() == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_views_differ_and_batch_norm_statistics_can_be_per_view(digits: data.Dataset) -> None:
+    run = replace(TINY, epochs=1)
+    losses = []
+    for choice in ("joint", "per_view"):
+        s = fresh(replace(run, batch_norm=choice), digits)  # pyright: ignore[reportArgumentType]
+        two_views(replace(run, batch_norm=choice), s, 10)()  # pyright: ignore[reportArgumentType]
+        losses.append(s.totals[0].item())
+    assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.1)
+
+
+def test_counters_count(digits: data.Dataset) -> None:
+    s = fresh(TINY, digits)
+    z = torch.tensor([[0.0, 1.0, 1e-6], [0.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, -3.0, 1.0]])
+    s.alive = torch.zeros(3, dtype=torch.bool)
+    count(s, torch.tensor(2.0), z)
+    assert s.totals.tolist() == [2.0, pytest.approx(8 / 12), 1.0, 1.0, 2.0, 0.0]
+    count(s, torch.tensor(float("nan")), z)
+    count(s, torch.tensor(float("nan")), z)
+    assert s.totals[5] == 2  # the first bad step, kept
+
+
+def test_every_image_is_seen_once_an_epoch(tmp_path: Path, digits: data.Dataset) -> None:
+    seen = []
+    few = digits.subset(torch.arange(256))
+
+    def spy(images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        seen.extend(images[: len(images) // 2].flatten(1).long().mul(torch.arange(images[0].numel())).sum(1).tolist())
+        return augment.none(images, noise)
+
+    train(replace(TINY, epochs=1, augment=spy), tmp_path / "a", data=few)
+    want = few.images.flatten(1).long().mul(torch.arange(few.images[0].numel())).sum(1).tolist()
+    assert sorted(seen) == sorted(want) and seen != want
+
+
+def command(out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "nonneg", "train", "digits", "--out", str(out), "--epochs", "30", *FLAGS, *more]
+
+
+def test_after_kill_minus_nine_resume_ends_with_the_identical_model(tmp_path: Path, digits: data.Dataset) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train(replace(TINY, epochs=30), whole, data=digits)
+    process = subprocess.Popen(command(cut), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (cut / rundir.PREVIOUS).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.15)
+    assert process.poll() is None, "it must be killed before it is done"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 0 < (rundir.checkpoint_step(cut) or 0) < 300 and not (cut / "model.safetensors").exists()
+    train(replace(TINY, epochs=30), cut, data=digits, resume=True)
+    assert same_model(whole, cut)
+    a, b = (
+        [{k: v for k, v in line.items() if k != "seconds"} for line in rundir.read_log(f)] for f in (whole, cut)
+    )
+    assert a == b
+
+
+def test_ctrl_c_saves_and_says_how_to_resume(tmp_path: Path, digits: data.Dataset) -> None:
+    out = tmp_path / "cut"
+    process = subprocess.Popen(command(out, "--checkpoint-seconds", "999"), stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (out / "log.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"nonneg train digits --out {out} --resume" in " ".join(err.split())
+    assert "Traceback" not in err
+    whole = tmp_path / "whole"
+    train(replace(TINY, epochs=30), whole, data=digits)
+    done = subprocess.run([sys.executable, "-m", "nonneg", "train", "digits", "--out", str(out), "--resume"], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert same_model(whole, out)
+
+
+def test_a_nan_stops_the_run_names_the_step_and_keeps_the_checkpoint(tmp_path: Path, digits: data.Dataset) -> None:
+    calls = [0]
+
+    def poisoned(z1: torch.Tensor, z2: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        return TINY.loss(z1, z2) * (float("nan") if calls[0] >= 15 else 1.0)
+
+    with pytest.raises(BadInput, match=r"not finite since step 15 \(epoch 2\).*checkpoint of step 14 is kept"):
+        train(replace(TINY, loss=poisoned), tmp_path / "a", data=digits)
+    tensors, at = rundir.load_checkpoint(tmp_path / "a") or ({}, 0)
+    assert at == 14 and all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())
+
+
+def test_a_run_folder_is_never_taken_by_accident(tmp_path: Path, digits: data.Dataset) -> None:
+    run = replace(TINY, epochs=1)
+    train(run, tmp_path / "a", data=digits)
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    with pytest.raises(BadInput, match=r"already exists; add --resume .* --overwrite"):
+        train(run, tmp_path / "a", data=digits)
+    train(replace(run, seed=5), tmp_path / "a", data=digits, overwrite=True)
+    assert (tmp_path / "a" / "notes.txt").read_text() == "mine"
+    assert files.read_json(tmp_path / "a" / "run.json")["run"]["seed"] == 5
+    with pytest.raises(BadInput, match=r"begun with seed = 5, not 0"):
+        train(run, tmp_path / "a", data=digits, resume=True)
+    with pytest.raises(BadInput, match=r"begun on other images"):
+        train(replace(run, seed=5), tmp_path / "a", data=digits.subset(torch.arange(300)), resume=True)
+    with pytest.raises(BadInput, match=r"nothing to resume"):
+        train(run, tmp_path / "b", data=digits, resume=True)
+
+
+def test_a_truncated_checkpoint_is_named_and_the_previous_one_offered(tmp_path: Path, digits: data.Dataset) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train(TINY, whole, data=digits)
+    train(TINY, cut, data=digits)
+    (cut / "model.safetensors").unlink()
+    path = cut / rundir.CHECKPOINT
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(BadInput, match=r"checkpoint\.safetensors is damaged.*step 29, is intact: add --previous"):
+        train(TINY, cut, data=digits, resume=True)
+    train(TINY, cut, data=digits, resume=True, previous=True)
+    assert same_model(whole, cut)
+    (cut / rundir.PREVIOUS).write_bytes(b"")
+    path.write_bytes(b"junk")
+    with pytest.raises(BadInput, match=r"start the run again with --overwrite"):
+        train(TINY, cut, data=digits, resume=True)
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.safetensors"
+    files.write_tensors(path, {"a": torch.ones(3)}, {})
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(BadInput, match=r"cannot write .*No space left.*old file is unharmed"):
+        files.write_tensors(path, {"a": torch.zeros(3)}, {})
+    monkeypatch.undo()
+    assert torch.equal(files.read_tensors(path)[0]["a"], torch.ones(3))
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_really_full_device_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="No space left"), files.atomic(tmp_path / "x"), Path("/dev/full").open("w") as f:
+        f.write("x" * 100_000)
+
+
+def test_batch_larger_than_the_data(tmp_path: Path, digits: data.Dataset) -> None:
+    with pytest.raises(BadInput, match=r"--batch-size 5000 is larger than the 1347 images"):
+        train(replace(TINY, batch_size=5000), tmp_path / "a", data=digits)
+    assert not (tmp_path / "a").exists()
+
+
+def test_bf16_trains_and_stays_close(tmp_path: Path, digits: data.Dataset) -> None:
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        train(replace(TINY, precision=precision, epochs=2), tmp_path / precision, data=digits)  # pyright: ignore
+        losses[precision] = rundir.read_log(tmp_path / precision)[-1]["loss"]
+    assert losses["bf16"] != losses["fp32"] and losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
+
+
+def test_tensorboard_gets_a_copy_of_the_log(tmp_path: Path, digits: data.Dataset) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(replace(TINY, epochs=2, tensorboard=True), tmp_path / "a", data=digits)
+    events = EventAccumulator(str(tmp_path / "a" / "tensorboard"))
+    events.Reload()
+    want = [line["loss"] for line in rundir.read_log(tmp_path / "a")]
+    assert [e.value for e in events.Scalars("loss")] == pytest.approx(want)
+
+
+def test_a_custom_function_trains_and_its_features_come_out(tmp_path: Path, digits: data.Dataset) -> None:
+    made = train(replace(TINY, epochs=1, map=lambda z: z.square()), tmp_path / "a", data=digits)
+    z = extract(made, digits.subset(torch.arange(50))).z
+    assert z.shape == (50, 16) and (z.data >= 0).all()
+    assert json.loads((tmp_path / "a" / "run.json").read_text())["run"]["map"] == "custom"
+
+
+def test_the_defaults_are_the_papers() -> None:
+    run = Run()
+    assert (run.lr, run.weight_decay, run.epochs, run.warmup_epochs, run.batch_size) == (0.4, 1e-4, 200, 10, 256)
+    assert (run.projector, run.map, run.optimizer) == ((2048, 256), maps.rep_relu, optim.lars)
+    assert Interrupted.__mro__[1] is BadInput
