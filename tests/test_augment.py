@@ -2,6 +2,7 @@
 
 import colorsys
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,6 +15,15 @@ from nonneg.errors import BadInput
 
 PIPELINES = (augment.simclr, augment.gentle, augment.crop_flip, augment.none)
 SHAPES = [(1, 28, 28), (3, 32, 32), (3, 37, 23)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Many small operations: more threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def natural(n: int, channels: int, height: int, width: int, seed: int = 0) -> Tensor:

@@ -40,7 +40,11 @@ def test_info_nce_is_unchanged_by_rotation_scale_and_swapping_views() -> None:
     z1, z2 = views(6, 5)
     rotation, _ = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
     base = losses.info_nce(z1, z2)
-    for other in (losses.info_nce(z1 @ rotation, z2 @ rotation), losses.info_nce(3 * z1, 3 * z2), losses.info_nce(z2, z1)):
+    for other in (
+        losses.info_nce(z1 @ rotation, z2 @ rotation),
+        losses.info_nce(3 * z1, 3 * z2),
+        losses.info_nce(z2, z1),
+    ):
         torch.testing.assert_close(other, base, rtol=1e-9, atol=1e-9)
 
 

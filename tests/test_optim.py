@@ -59,7 +59,10 @@ def test_every_optimizer_follows_a_learning_rate_that_is_a_tensor(name: str) -> 
 
 
 def test_sgd_and_adamw_match_torch_with_a_plain_number() -> None:
-    for name, plain in (("sgd", lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.01)), ("adamw", lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.01))):
+    for name, plain in (
+        ("sgd", lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.01)),
+        ("adamw", lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.01)),
+    ):
         a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
         ours, theirs = names.find(name, ROLES["optimizer"])([a], lr=torch.tensor(0.1), weight_decay=0.01), plain([b])
         for k in range(3):

@@ -1,5 +1,7 @@
 """Probes against scikit-learn and brute force. N images, D features, C classes."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,15 @@ from nonneg.errors import BadInput
 from nonneg.probes import L2, ProbeResult, default_k, knn, linear_probe, logistic
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """These problems are small: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def blobs(*, n: int = 300, d: int = 8, classes: int = 4, spread: float = 1.0, seed: int = 0) -> Split:
@@ -37,7 +48,7 @@ def digits() -> Split:
 
 def test_separated_classes_are_told_apart():
     data = blobs(spread=0.01)
-    assert linear_probe(*data).accuracy == 1
+    assert linear_probe(*data) == ProbeResult(1.0, L2[0], 1.0, True)  # every l2 will do: the strongest is taken
     assert knn(*data) == 1
 
 
@@ -83,9 +94,9 @@ def test_logistic_matches_scikit_learn(l2: float):
     reference = LogisticRegression(C=1 / (l2 * len(x)), tol=1e-10, max_iter=10_000).fit(x.astype(np.float64), y)
     model = logistic(torch.from_numpy(x).double(), torch.from_numpy(y), classes=4, l2=l2, tolerance=1e-8)
     assert model.converged
-    np.testing.assert_allclose(model.weight.T, reference.coef_, atol=1e-5)
+    np.testing.assert_allclose(model.weight.T, reference.coef_, atol=5e-5)
     bias = model.bias.numpy()  # the same constant on every class changes nothing
-    np.testing.assert_allclose(bias - bias.mean(), reference.intercept_ - reference.intercept_.mean(), atol=1e-5)
+    np.testing.assert_allclose(bias - bias.mean(), reference.intercept_ - reference.intercept_.mean(), atol=5e-5)
 
 
 def test_a_warm_start_changes_the_path_and_not_the_solution():
@@ -146,9 +157,9 @@ def test_sparse_and_dense_features_give_the_same():
 
 
 def test_neighbours_are_found_in_chunks(monkeypatch: pytest.MonkeyPatch):
-    data = blobs(n=3000)
+    data = blobs(n=600)
     whole = knn(*data, k=9)
-    monkeypatch.setattr(probes, "CHUNK", 15_000)  # 2000 training samples: seven test samples at a time
+    monkeypatch.setattr(probes, "CHUNK", 3000)  # 400 training samples: seven test samples at a time
     assert knn(*data, k=9) == whole
 
 
@@ -172,6 +183,7 @@ def test_rows_of_zeros_are_no_nearer_to_anything():
 def test_constant_features_are_ignored():
     train_x, train_y, test_x, test_y = blobs()
     constant = np.full((len(train_x), 1), 0.1, dtype=np.float32)
+    constant[::2] = np.nextafter(constant[::2], np.float32(1))  # up to rounding
     changed = np.full((len(test_x), 1), 1e6, dtype=np.float32)  # was never seen to vary, so it must not matter
     wider = linear_probe(np.hstack([train_x, constant]), train_y, np.hstack([test_x, changed]), test_y)
     assert wider == linear_probe(train_x, train_y, test_x, test_y)
@@ -201,10 +213,11 @@ def test_too_few_steps_are_reported():
 
 
 def test_the_probe_is_a_function_of_its_seed_and_leaves_the_thread_count():
-    data, threads, state = blobs(spread=2.0), torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(2)
+    data, state = blobs(spread=2.0), torch.get_rng_state()
     assert linear_probe(*data, seed=3) == linear_probe(*data, seed=3)
     assert len({linear_probe(*data, seed=s).validation_accuracy for s in range(5)}) > 1
-    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == 2
     assert torch.equal(torch.get_rng_state(), state)
 
 

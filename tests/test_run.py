@@ -14,7 +14,10 @@ from nonneg.run import RECIPES, ROLES, Run, from_json
 WHERE = Path("run.json")
 
 
-@pytest.mark.parametrize("run", [*RECIPES.values(), Run(data_root=Path("a b"), projector=(3,), loss=partial(losses.info_nce, temperature=0.05))])
+@pytest.mark.parametrize(
+    "run",
+    [*RECIPES.values(), Run(data_root=Path("a b"), projector=(3,), loss=partial(losses.info_nce, temperature=0.05))],
+)
 def test_a_run_survives_json(run: Run) -> None:
     back = from_json(run.to_json(), WHERE)
     assert back.to_json() == run.to_json()
@@ -76,7 +79,9 @@ def test_code_from_outside_is_custom_in_a_file_and_refused_from_one() -> None:
         from_json({**Run().to_json(), "loss": ["x"]}, WHERE)
 
 
-@pytest.mark.parametrize("bad", [{"epochs": 0}, {"batch_size": 1}, {"lr": 0.0}, {"lr": float("nan")}, {"projector": (0,)}, {"seed": -1}])
+@pytest.mark.parametrize(
+    "bad", [{"epochs": 0}, {"batch_size": 1}, {"lr": 0.0}, {"lr": float("nan")}, {"projector": (0,)}, {"seed": -1}]
+)
 def test_impossible_values_are_refused(bad: dict) -> None:
     with pytest.raises(BadInput, match="must be"):
         Run(**bad)

@@ -20,7 +20,12 @@ from nonneg.run import DIGITS, Run
 from nonneg.train import Interrupted, count, fresh, train, two_views
 
 TINY = replace(
-    DIGITS, backbone=partial(backbones.small_net, width=4), projector=(32, 16), batch_size=128, epochs=3, checkpoint_seconds=0.0
+    DIGITS,
+    backbone=partial(backbones.small_net, width=4),
+    projector=(32, 16),
+    batch_size=128,
+    epochs=3,
+    checkpoint_seconds=0.0,
 )
 FLAGS = "--backbone small_net:width=4 --projector 32 16 --batch-size 128 --checkpoint-seconds 0".split()
 
@@ -125,9 +130,7 @@ def test_after_kill_minus_nine_resume_ends_with_the_identical_model(tmp_path: Pa
     assert 0 < (rundir.checkpoint_step(cut) or 0) < 300 and not (cut / "model.safetensors").exists()
     train(replace(TINY, epochs=30), cut, data=digits, resume=True)
     assert same_model(whole, cut)
-    a, b = (
-        [{k: v for k, v in line.items() if k != "seconds"} for line in rundir.read_log(f)] for f in (whole, cut)
-    )
+    a, b = ([{k: v for k, v in line.items() if k != "seconds"} for line in rundir.read_log(f)] for f in (whole, cut))
     assert a == b
 
 
@@ -145,7 +148,9 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path: Path, digits: data.Datase
     assert "Traceback" not in err
     whole = tmp_path / "whole"
     train(replace(TINY, epochs=30), whole, data=digits)
-    done = subprocess.run([sys.executable, "-m", "nonneg", "train", "digits", "--out", str(out), "--resume"], capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "nonneg", "train", "digits", "--out", str(out), "--resume"], capture_output=True
+    )
     assert done.returncode == 0, done.stderr
     assert same_model(whole, out)
 

@@ -1,5 +1,6 @@
 """The command line: parsing, printing and exit codes, nothing else."""
 
+import inspect
 import json
 import sys
 import traceback
@@ -213,7 +214,8 @@ def make_report(runs: Positional[tuple[Path, ...]], out: Path | None = None, ove
 
 
 def _parse(f: Any, args: list[str], prog: str, **more: Any) -> Any:
-    return tyro.cli(f, args=args, prog=prog, config=(tyro.conf.FlagCreatePairsOff,), **more)
+    about = inspect.cleandoc(f.__doc__).partition("\nArgs:")[0]  # given whole, or tyro would drop the examples
+    return tyro.cli(f, args=args, prog=prog, description=about, config=(tyro.conf.FlagCreatePairsOff,), **more)
 
 
 VERBS: dict[str, Callable[..., None]] = {

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import pairwise
 
 import numpy as np
 from matplotlib import font_manager
@@ -45,6 +46,12 @@ class Column:
     log: list[dict]
 
 
+def shape(features: Features) -> tuple[int, int]:
+    """N and D."""
+    n, d = features.z.shape  # pyright: ignore[reportGeneralTypeIssues] (scipy does not say what its shape is)
+    return n, d
+
+
 def signed(column: Column) -> bool:
     """Whether any feature takes a negative value."""
     return any(bool((f.z.data < 0).any()) for f in (column.train, column.test))
@@ -64,7 +71,7 @@ def colours(columns: Sequence[Column]) -> list[str]:
 
 def by_activation(column: Column) -> np.ndarray:
     """All D features, the largest expected |activation| on the training images first."""
-    return np.argsort(-metrics.expected_activation(column.train.z, absolute=True), kind="stable")
+    return np.argsort(-metrics.expected_activation(column.test.z, absolute=True), kind="stable")
 
 
 def top_live(column: Column, n: int) -> np.ndarray:
@@ -74,7 +81,7 @@ def top_live(column: Column, n: int) -> np.ndarray:
 
 
 def top_images(column: Column, features: Sequence[int] | np.ndarray, k: int = 10) -> list[np.ndarray]:
-    """For each feature its k test images of largest |z|, fewer where fewer are active; of equals the first goes first."""
+    """For each feature its k test images of largest |z|, fewer where fewer are active; of equals the first first."""
     columns = column.test.z[:, np.asarray(features, dtype=np.int64)].tocsc()
     columns.sort_indices()
     chosen = []
@@ -168,7 +175,8 @@ def scaled_rows(column: Column, rows: np.ndarray, features: np.ndarray) -> np.nd
 
 def activation_matrix(values: np.ndarray, names: list[str] | None, *, width: int, xlabel: str) -> bytes:
     """Images x features in colour from -1 over white to 1; `names` gives each row's class, in order."""
-    figure, axes = _panel(width, 390, left=84 if names else 40, bottom=46)
+    longest = max((len(name) for name in names), default=0) if names else 2
+    figure, axes = _panel(width, 390, left=20 + 7 * min(longest, 12), bottom=46)
     _matrix(axes, values, names)
     axes.set_xlabel(xlabel)
     axes.set_ylabel("" if names else "test images")
@@ -189,7 +197,7 @@ def _matrix(axes: Axes, values: np.ndarray, names: list[str] | None) -> None:
     edges = [0, *(i for i in range(1, n) if names[i] != names[i - 1]), n]
     axes.hlines(edges[1:-1], 0.5, d + 0.5, color=GHOST, linewidth=0.5)
     if len(edges) - 1 <= 20:  # more names than that would run into each other
-        middles = [(a + b) / 2 for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        middles = [(a + b) / 2 for a, b in pairwise(edges)]
         axes.set_yticks(middles, [printable(names[a], 12) for a in edges[:-1]])
         axes.tick_params(axis="y", length=0)
         for text in axes.get_yticklabels():
@@ -231,7 +239,7 @@ def curves(
     """One run's sorted values over the features' ranks, the other runs' in grey behind it, `level` dashed."""
     figure, axes = _panel(width, 250)
     for y in others:
-        _line(axes, np.arange(1, len(y) + 1), y, GHOST)
+        _line(axes, np.arange(1, len(y) + 1), y, GHOST, zorder=1.5)
     _line(axes, np.arange(1, len(mine) + 1), mine, colour)
     axes.set_xlim(0, xmax * 1.02 + 0.5)
     axes.set_ylim(0, ymax * 1.05 if ymax > 0 else 1)
@@ -271,7 +279,8 @@ def bars(values: dict[str, float | None], *, colour: str, width: int, level: flo
             percent(value), (i, value), (0, 3), textcoords="offset points", ha="center", color=INK, fontsize=8
         )
     axes.set_xticks(range(len(values)), list(values))
-    axes.set_xlim(-0.6, len(values) + (-0.4 if level is None else 0.35))  # room for the name of the chance level
+    room = 0 if level is None else 0.5 if width > 450 else 1.2  # for the name of the chance level
+    axes.set_xlim(-0.6, len(values) - 0.4 + room)
     axes.tick_params(axis="x", length=0)
     _percent(axes)
     axes.set_ylim(0, 1.08)
@@ -320,7 +329,7 @@ def hero(columns: Sequence[Column], *, rows: int = 8, seed: int = 0) -> bytes:
         write(46, f"{column.subtitle}: top images of its {len(features[i])} most used features{under}", size=8)
         _hero_grid(figure, column, features[i], grids[i], left=left, top=60)
         shown = by_activation(column)[:512]
-        chosen = sample_rows(column.test.labels, 40, total=column.test.z.shape[0], seed=seed)
+        chosen = sample_rows(column.test.labels, 40, total=shape(column.test)[0], seed=seed)
         write(high + 86, f"{len(chosen)} images (rows) × {len(shown)} features (columns): white is zero", size=8)
         width, height = figure.get_size_inches() * 100
         axes = figure.add_axes((left / width, 1 - (high + 216) / height, (panel - 28) / width, 120 / height))
@@ -412,14 +421,14 @@ def _percent(axes: Axes) -> None:
 
 
 def _level(axes: Axes, level: float) -> None:
-    axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.9)  # behind a curve at chance
+    axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.8)  # behind a curve at chance
     axes.annotate(f"chance {percent(level)}", (1, level), (0, 4), xycoords=("axes fraction", "data"),
                   textcoords="offset points", ha="right", color=INK, fontsize=7.5)  # fmt: skip
 
 
-def _line(axes: Axes, x: np.ndarray, y: np.ndarray, colour: str) -> None:
+def _line(axes: Axes, x: np.ndarray, y: np.ndarray, colour: str, *, zorder: float = 2) -> None:
     dots = "o" if len(y) < 3 else ""  # a line of one point would be invisible
-    axes.plot(x, y, color=colour, linewidth=1.8, marker=dots, markersize=3.5, solid_capstyle="round", clip_on=False)
+    axes.plot(x, y, color=colour, linewidth=1.8, marker=dots, markersize=3.5, zorder=zorder, clip_on=False)
 
 
 def _bytes(figure: Figure) -> bytes:

@@ -82,7 +82,7 @@ class Strip:
 
     picture: str
     name: str  # its majority class, or its number where there are no labels
-    share: str
+    number: str  # of the feature, where it is not the name
     about: str
     ids: str
 
@@ -119,11 +119,13 @@ def write(columns: list[Column], path: Path, *, title: str, intro: str, seed: in
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    headline = _headline(views)
     html = environment.from_string(template).render(
         title=title,
         intro=intro,
         views=views,
-        headline=_headline(views),
+        headline=headline,
+        chance=any(row["chance"] for row in headline),
         sections=[section for section in built if section],
         skipped=[(v, v.column.skipped) for v in views if v.column.skipped],
         definitions=_definitions(views),
@@ -140,8 +142,8 @@ def top_features(views: list[View], seed: int) -> Section:  # noqa: ARG001 (ever
         "What each feature looks at",
         f"Each row is one feature and the {IMAGES} test images on which it is largest; shown are the features of "
         "largest expected activation. A row of one kind of image means that the feature has one meaning; a mixed row "
-        "means that it has none the eye can find. “On” is the share of all test images on which the feature is active."
-        + _signed_note(views),
+        "means that it has none the eye can find. Beside it: the most frequent class among these images, the feature's "
+        "number, and the share of all test images on which it is on." + _signed_note(views),
         [_strips(v, v.live[:ROWS]) for v in views],
     )
 
@@ -162,7 +164,7 @@ def activations(views: list[View], seed: int) -> Section:
     panels = []
     for v in views:
         test, shown = v.column.test, v.order[:WIDEST]
-        rows = figures.sample_rows(test.labels, SAMPLES, total=test.z.shape[0], seed=seed)
+        rows = figures.sample_rows(test.labels, SAMPLES, total=figures.shape(test)[0], seed=seed)
         names = None if test.labels is None else [figures.class_name(v.column, int(y)) for y in test.labels[rows]]
         every = len(shown) == len(v.order)
         xlabel = "features, most used first" if every else f"the {WIDEST} most used of {len(v.order)} features"
@@ -179,7 +181,7 @@ def activations(views: list[View], seed: int) -> Section:
         "One line an image, one column a feature"
         + (", images sorted by class" if _labelled(views) else "")
         + ". White "
-        "is zero. A readable code is mostly white, with the images of one class sharing the same few columns.",
+        "is zero. A readable code is mostly white, with images of one kind sharing the same few columns.",
         panels,
         scale="activation ÷ the image's largest absolute activation",
     )
@@ -187,10 +189,10 @@ def activations(views: list[View], seed: int) -> Section:
 
 def active(views: list[View], seed: int) -> Section:  # noqa: ARG001
     """How many features fire on an image."""
-    top = max(v.column.test.z.shape[1] for v in views)
+    top = max(figures.shape(v.column.test)[1] for v in views)
     panels = []
     for v in views:
-        counts, d = metrics.active_per_sample(v.column.test.z, eps=EPS), v.column.test.z.shape[1]
+        counts, d = metrics.active_per_sample(v.column.test.z, eps=EPS), figures.shape(v.column.test)[1]
         picture = figures.histogram(counts, top=top, colour=v.colour, width=v.width)
         zeros = figures.percent(metrics.sparsity(v.column.test.z, eps=EPS))
         note = f"On average {counts.mean():.1f} of {d} features fire; sparsity {zeros}."
@@ -198,8 +200,8 @@ def active(views: list[View], seed: int) -> Section:  # noqa: ARG001
     return Section(
         "active",
         "Sparsity: active features per image",
-        f"A feature is active where |z| ≥ {EPS:.5f}. The further left the bars, the fewer features it takes to describe "
-        "an image.",
+        f"A feature is active where |z| ≥ {EPS:.5f}. The further left the bars, the fewer features it takes to "
+        "describe an image.",
         panels,
     )
 
@@ -255,8 +257,8 @@ def correlation(views: list[View], seed: int) -> Section:
     return Section(
         "correlation",
         "Correlation between features",
-        f"Cosines between the columns of up to {CORRELATED} live features drawn at random (seed {seed}), on test images. "
-        "White off the diagonal means that features do not repeat each other.",
+        f"Cosines between the columns of up to {CORRELATED} live features drawn at random (seed {seed}), on test "
+        "images. White off the diagonal means that features do not repeat each other.",
         panels,
         scale="cosine",
     )
@@ -303,8 +305,8 @@ def probes(views: list[View], seed: int) -> Section | None:  # noqa: ARG001
     return Section(
         "probes",
         "Linear probe and k-NN accuracy",
-        "What a linear classifier and the nearest neighbours read from the backbone's output h and from the features z: "
-        "bars of equal height mean that readable features cost no accuracy.",
+        "What a linear classifier and the nearest neighbours read from the backbone's output h and from the features "
+        "z: bars of equal height mean that readable features cost no accuracy.",
         panels,
     )
 
@@ -329,8 +331,8 @@ def training(views: list[View], seed: int) -> Section | None:  # noqa: ARG001
     return Section(
         "training",
         "Training",
-        "Loss, share of zeros and features alive by epoch, on augmented training images. Zeros should rise while features "
-        "stay alive; a loss that still falls at the end asks for more epochs.",
+        "Loss, share of zeros and features alive by epoch, on augmented training images. Zeros should rise while "
+        "features stay alive; a loss that still falls at the end asks for more epochs.",
         panels,
         shared=True,
     )
@@ -352,17 +354,19 @@ SECTIONS: tuple[Callable[[list[View], int], Section | None], ...] = (
 def _strips(v: View, features: np.ndarray) -> Panel:
     if not len(features):
         return Panel("No feature fires on any test image.")
-    column, n = v.column, v.column.test.z.shape[0]
-    fires = np.bincount(column.test.z.indices[np.abs(column.test.z.data) >= EPS], minlength=column.test.z.shape[1])
+    column, n = v.column, figures.shape(v.column.test)[0]
+    fires = np.bincount(
+        column.test.z.indices[np.abs(column.test.z.data) >= EPS], minlength=figures.shape(column.test)[1]
+    )
     photographs = min(column.images.shape[-2:]) > 32
     strips = []
     for feature, images in zip(features, figures.top_images(column, features, IMAGES), strict=True):
         majority = figures.majority(column, images)
         name, count = majority if majority else (f"feature {feature}", None)
         picture = figures.png(figures.feature_grid(column, [int(feature)], IMAGES), palette=photographs)
-        said = f"feature {feature} · " * bool(count) + f"on {figures.percent(fires[feature] / n, 0)}"
+        said = f"{count} of {len(images)} · " * bool(count) + f"on {figures.percent(int(fires[feature]) / n, 0)}"
         ids = f"feature {feature}: " + ", ".join(column.test.ids[i] for i in images)
-        strips.append(Strip(_uri(picture), name, f"{count} of {len(images)}" if count else "", said, ids))
+        strips.append(Strip(_uri(picture), name, f"#{feature}" if count else "", said, ids))
     return Panel("", strips=strips)
 
 
@@ -372,7 +376,10 @@ def _headline(views: list[View]) -> list[dict]:
     for key, name, kind, chance in HEADLINE:
         if all(key not in v.column.metrics for v in views):
             continue
-        of = {"live_features": lambda v: v.value("features"), "zero_rows": lambda v: v.column.test.z.shape[0]}.get(key)
+        of = {
+            "live_features": lambda v: v.value("features"),
+            "zero_rows": lambda v: figures.shape(v.column.test)[0],
+        }.get(key)
         values = []
         for v in views:
             text, total = _print(v.value(key), kind), of(v) if of else None
@@ -463,8 +470,8 @@ def _check(columns: list[Column]) -> None:
     if not columns:
         raise BadInput("a report needs at least one evaluated run")
     for c in columns:
-        n = c.test.z.shape[0]
-        if not n or not c.train.z.shape[0]:
+        n = figures.shape(c.test)[0]
+        if not n or not figures.shape(c.train)[0]:
             raise BadInput(
                 f"{c.title}: there are no {'test' if not n else 'training'} images, so there is nothing to report"
             )
@@ -479,9 +486,11 @@ def _check(columns: list[Column]) -> None:
         ):
             if length != n:
                 raise BadInput(f"{c.title}: {n} rows of test features but {length} {name}; extract the features again")
-        if c.train.z.shape[1] != c.test.z.shape[1]:
-            raise BadInput(f"{c.title}: {c.train.z.shape[1]} training features but {c.test.z.shape[1]} test features; "
-                           "extract both with one model")  # fmt: skip
+        before, after = figures.shape(c.train)[1], figures.shape(c.test)[1]
+        if before != after:
+            raise BadInput(
+                f"{c.title}: {before} training features but {after} test features; extract both with one model"
+            )
 
 
 def _length(labels: np.ndarray | None, otherwise: int) -> int:

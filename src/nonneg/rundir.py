@@ -115,11 +115,12 @@ def checkpoint_step(folder: Path, *, previous: bool = False) -> int | None:
 class Log:
     """log.jsonl, one line an epoch, and TensorBoard's copy of it on request."""
 
-    def __init__(self, run: Run, folder: Path, done: int) -> None:
+    def __init__(self, run: Run, folder: Path, done: int, skipped: list[str]) -> None:
         self.path = folder / "log.jsonl"
-        kept = [json.dumps(line) for line in read_log(folder) if line["step"] <= done]
-        files.write_text(self.path, "".join(f"{line}\n" for line in kept))
-        self.seconds = json.loads(kept[-1])["seconds"] if kept else 0.0
+        kept = [line for line in read_log(folder) if line["step"] <= done]
+        first = [{"skipped": skipped}] if skipped else []
+        files.write_text(self.path, "".join(f"{json.dumps(line)}\n" for line in [*first, *kept]))
+        self.seconds = kept[-1]["seconds"] if kept else 0.0
         self.board = None
         if run.tensorboard:
             try:
@@ -148,7 +149,7 @@ class Log:
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The lines of log.jsonl; a last line cut off by a kill is left out."""
+    """The epochs in log.jsonl; a last line cut off by a kill is left out."""
     path = folder / "log.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     out = []
@@ -158,4 +159,4 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             if i + 1 < len(lines):
                 raise BadInput(f"{path}: line {i + 1} is not JSON") from None
-    return out
+    return [line for line in out if "epoch" in line]

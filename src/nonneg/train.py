@@ -57,17 +57,23 @@ class State:
         """Put back what `tensors` gave."""
         take = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
         self.encoder.load_state_dict(take)
+        parameters = list(self.encoder.parameters())
         slots: dict[int, dict[str, Tensor]] = {}
         for k, v in tensors.items():
             if k.startswith("optimizer."):
                 _, i, name = k.split(".", 2)
-                slots.setdefault(int(i), {})[name] = v
+                slots.setdefault(int(i), {})[name] = _laid_out_like(parameters[int(i)], v)
         self.optimizer.load_state_dict({"state": slots, "param_groups": self.optimizer.state_dict()["param_groups"]})
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr
         for name in ("order", "step", "totals", "alive"):
             getattr(self, name).copy_(tensors[name])
         self.generator.set_state(tensors["generator"])
+
+
+def _laid_out_like(parameter: Tensor, saved: Tensor) -> Tensor:
+    """`saved` with the parameter's strides: fused optimisers walk both through memory side by side."""
+    return torch.empty_like(parameter).copy_(saved) if saved.shape == parameter.shape else saved
 
 
 def fresh(run: Run, data: Dataset) -> State:
@@ -170,19 +176,34 @@ def train(
         tensors, done = checkpoint
         s.restore(tensors)
     step = two_views(run, s, steps_per_epoch)
-    _loop(run, s, step, folder, done, steps_per_epoch, label)
+    if data.skipped:
+        engine.say(
+            f"{len(data.skipped)} inputs skipped (all listed in {folder / 'log.jsonl'}), first {data.skipped[0]}"
+        )
+    _loop(run, s, step, folder, done, steps_per_epoch, label, data.skipped)
     encoder.save(s.encoder, folder)
     return s.encoder.eval()
 
 
 def _loop(
-    run: Run, s: State, step: Callable[[], None], folder: Path, done: int, steps_per_epoch: int, label: str
+    run: Run,
+    s: State,
+    step: Callable[[], None],
+    folder: Path,
+    done: int,
+    steps_per_epoch: int,
+    label: str,
+    skipped: list[str],
 ) -> None:
     """Shuffle, step, look, save - until the last epoch is over."""
     total = run.epochs * steps_per_epoch
     reader, at, shown = engine.Reader(), done, done
     started = saved = time.monotonic()
-    with _stop_requested() as stop, progress.bar(label, total) as advance, rundir.Log(run, folder, done) as log:
+    with (
+        _stop_requested() as stop,
+        progress.bar(label, total) as advance,
+        rundir.Log(run, folder, done, skipped) as log,
+    ):
         advance(done)
         while at < total:
             if at % steps_per_epoch == 0:

@@ -1,0 +1,162 @@
+"""The command line as a stranger types it: exit codes, one clear sentence, JSON on stdout and progress on stderr."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nonneg import cli
+
+SMALL = "--backbone small_net:width=4 --projector 32 16 --epochs 1 --batch-size 16".split()
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    code = 0
+    try:
+        cli.main([str(a) for a in args])
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    captured = capsys.readouterr()
+    return code, captured.out, " ".join(captured.err.split())
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for i in range(40):
+        size = (int(rng.integers(20, 90)), int(rng.integers(20, 90)))
+        mode = ["RGB", "L", "RGBA", "P"][i % 4]
+        pixels = rng.integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+        Image.fromarray(pixels).convert(mode).save(folder / f"{i:02d}.png")
+    for i in range(6):
+        (folder / f"broken{i}.jpg").write_bytes(b"\xff\xd8 not a picture")
+    return folder
+
+
+def test_a_folder_of_unlabelled_photos_from_training_to_report(
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    code, text, err = run(
+        capsys, "train", "folder", "--data-root", photos, "--image-size", 32, "--out", out, *SMALL, "--json"
+    )
+    assert code == 0 and json.loads(text)["epoch"] == 1
+    assert "broken" in (out / "log.jsonl").read_text() and "inputs skipped" in err
+    code, text, err = run(capsys, "evaluate", out, "--json")
+    values = json.loads(text)
+    assert code == 0 and "sparsity" in values and "linear_probe" not in values
+    assert "measuring" in err
+    assert json.loads((out / "metrics.json").read_text())["sparsity"]["threshold"] == 1e-5
+    code, text, _ = run(capsys, "features", out, "--json")
+    assert code == 0 and all(Path(p).exists() for p in json.loads(text).values())
+    code, text, _ = run(capsys, "report", out)
+    page = (out / "report.html").read_text()
+    assert code == 0 and all(f"broken{i}.jpg" in page for i in range(6))
+    code, _, err = run(capsys, "report", out)
+    assert code == 1 and "already exists; add --overwrite" in err
+    code, _, err = run(capsys, "train", "folder", "--data-root", photos, "--strict", "--out", tmp_path / "b", *SMALL)
+    assert code == 1 and "broken" in err and not (tmp_path / "b").exists()
+
+
+def test_labelled_runs_are_compared_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = []
+    for map in ("identity", "relu"):
+        folders.append(tmp_path / map)
+        assert run(capsys, "train", "digits", "--map", map, "--out", folders[-1], *SMALL)[0] == 0
+    code, text, _ = run(capsys, "compare", *folders, "--json", "--out", tmp_path / "both.html")
+    values = json.loads(text)
+    assert code == 0 and list(values) == [str(f) for f in folders] and (tmp_path / "both.html").exists()
+    keys = "sparsity class_consistency top10_consistency linear_probe knn linear_probe_z knn_z live_features effective_rank"
+    for key in keys.split():
+        assert key in values[str(folders[0])], key
+    assert values[str(folders[0])]["sparsity"] < 0.01 < values[str(folders[1])]["sparsity"]
+    assert all(
+        0 <= values[str(f)][k] <= 1 for f in folders for k in ("sparsity", "class_consistency", "linear_probe", "knn")
+    )
+    code, text, _ = run(capsys, "evaluate", folders[1])
+    assert code == 0 and "class_consistency" in text
+    code, _, err = run(capsys, "compare", folders[0])
+    assert code == 1 and "two run folders or more" in err
+
+
+def test_features_of_another_data_set(tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert run(capsys, "train", "folder", "--data-root", photos, "--image-size", 16, "--out", out, *SMALL)[0] == 0
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 255, (10, 16, 16, 3), dtype=np.uint8))
+    args = ["features", out, "--data", "arrays", "--data-root", tmp_path / "x.npy", "--out", tmp_path / "f", "--json"]
+    code, text, _ = run(capsys, *args)
+    assert code == 0 and json.loads(text) == {s: str(tmp_path / "f" / f"arrays-{s}.npz") for s in ("train", "test")}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["trian", "digits"], "unknown verb 'trian': did you mean 'train'?"),
+        (["train", "digit"], "unknown data set 'digit': did you mean 'digits'?"),
+        (["train", "--epochs", "3"], "name a data set first"),
+        (["train", "digits", "--batch-size", "9999"], "--batch-size 9999 is larger than the 1347 images of digits"),
+        (["train", "folder", "--data-root", "nowhere"], "nowhere"),
+        (["train", "folder"], "--data-root"),
+        (["evaluate", "nowhere"], "nowhere is not a run folder"),
+        (["report", "nowhere"], "nowhere is not a run folder"),
+    ],
+)
+def test_bad_input_gets_one_clear_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *args)
+    assert code == 1 and message in err and "Traceback" not in err and out == ""
+    assert not (tmp_path / "runs").exists()
+
+
+def test_wrong_values_are_refused_while_parsing(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, value, message in (
+        ("--map", "rep_rel", "did you mean 'rep_relu'"),
+        ("--epochs", "0", "must be at least 1"),
+    ):
+        code, _, err = run(capsys, "train", "digits", flag, value)
+        assert code != 0 and message in " ".join(err.replace("│", "").split())
+
+
+def test_a_run_json_that_names_foreign_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert run(capsys, "train", "digits", "--out", out, *SMALL)[0] == 0
+    about = json.loads((out / "run.json").read_text())
+    about["run"]["backbone"] = "os.system:cmd=true"
+    (out / "run.json").write_text(json.dumps(about))
+    code, _, err = run(capsys, "evaluate", out)
+    assert code == 1 and "unknown backbone 'os.system'" in err
+
+
+@pytest.mark.parametrize("verb", ["train", "demo", "evaluate", "features", "compare", "report"])
+def test_help_has_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, verb, "--help")
+    assert code == 0 and f"nonneg {verb}" in out and "Examples" in out
+
+
+def test_every_field_of_run_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    from dataclasses import fields
+
+    from nonneg.run import Run
+
+    _, out, _ = run(capsys, "train", "cifar10", "--help")
+    for f in fields(Run):
+        assert f.name == "data" or f"--{f.name.replace('_', '-')}" in out
+
+
+def test_the_installed_command_prints_help_and_version() -> None:
+    for flag in ("--help", "--version"):
+        done = subprocess.run([sys.executable, "-m", "nonneg", flag], capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "evaluate", "nowhere", "--debug")
+    assert code == 1 and "Traceback" in err

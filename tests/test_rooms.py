@@ -1,0 +1,94 @@
+"""Who may import whom. A room that reaches further than this needs a better seam, not an exception."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "nonneg"
+BASE = {"errors", "files", "progress", "names"}
+ALLOWED = {  # what each room may import of nonneg, besides itself
+    "__init__": None,  # the public surface
+    "__main__": {"cli"},
+    "errors": set(),
+    "files": {"errors"},
+    "progress": set(),
+    "names": {"errors"},
+    "maps": set(),
+    "losses": set(),
+    "optim": set(),
+    "backbones": {"errors"},
+    "encoder": {"backbones", "maps", *BASE},
+    "data": BASE,
+    "augment": {"errors"},
+    "metrics": {"errors"},
+    "probes": {"errors"},
+    "evaluate": {"metrics", "probes", "errors", "progress"},
+    "features": {"encoder", "data", *BASE},
+    "engine": {"progress"},
+    "run": {"augment", "backbones", "data", "losses", "maps", "optim", "encoder", *BASE},
+    "rundir": {"__init__", "data", "run", *BASE},
+    "train": {"augment", "data", "encoder", "engine", "optim", "run", "rundir", *BASE},
+    "figures": {"features", "metrics", "errors"},
+    "report": {"figures", "metrics", "features", *BASE},
+    "workflow": {
+        "data",
+        "encoder",
+        "evaluate",
+        "features",
+        "figures",
+        "maps",
+        "report",
+        "run",
+        "rundir",
+        "train",
+        *BASE,
+    },
+    "cli": None,  # parsing: may see everything
+}
+THIRD_PARTY = {"maps": {"torch"}, "losses": {"torch"}, "metrics": {"torch", "numpy", "scipy", "sklearn"}}
+
+
+def imports(path: Path) -> set[tuple[str, str]]:
+    """(package, room) of every import statement, wherever it stands."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                head, _, rest = alias.name.partition(".")
+                found.add((head, rest.partition(".")[0] or "__init__"))
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            head, _, rest = node.module.partition(".")
+            rooms = [rest.partition(".")[0]] if rest else [alias.name for alias in node.names]
+            found |= {(head, room) for room in rooms}
+    return found
+
+
+def rooms() -> list[str]:
+    return sorted({p.relative_to(SOURCE).parts[0].removesuffix(".py") for p in SOURCE.rglob("*.py")})
+
+
+@pytest.mark.parametrize("room", rooms())
+def test_a_room_imports_only_what_it_may(room: str) -> None:
+    assert room in ALLOWED, f"say in this test what the new room {room!r} may import"
+    allowed = ALLOWED[room]
+    for path in [SOURCE / f"{room}.py", *(SOURCE / room).rglob("*.py")]:
+        for package, inner in imports(path) if path.exists() else ():
+            assert package not in ("experiments", "benchmarks", "tests")
+            if package == "nonneg" and allowed is not None and inner != room:
+                assert inner in allowed, f"{path.name} imports nonneg.{inner}"
+            if package == "nonneg":
+                assert inner != "cli" or room == "__main__", f"{path.name} imports the command line"
+            standard = package in __import__("sys").stdlib_module_names
+            if room in THIRD_PARTY and package != "nonneg" and not standard:
+                assert package in THIRD_PARTY[room], f"{path.name} imports {package}"
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: p.name)
+def test_nothing_is_unpickled(path: Path) -> None:
+    text = path.read_text()
+    assert "import pickle" not in text and "torch.load(" not in text and "allow_pickle=True" not in text
+
+
+def test_there_is_no_utils() -> None:
+    assert not list(SOURCE.rglob("util*.py")) and not list(SOURCE.rglob("helper*.py"))
