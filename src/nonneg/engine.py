@@ -1,22 +1,93 @@
-"""How a step is executed, and how its counters are read without making the device wait."""
+"""How a step is executed - eagerly, compiled, or captured whole in one CUDA graph - and how its counters are read
+without making the device wait."""
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from nonneg.progress import console
 
+Mode = Literal["auto", "eager", "compiled", "graph"]
+Precision = Literal["auto", "fp32", "bf16"]
 LOOKAHEAD = 2  # snapshots in flight before the host waits for the oldest
+WARM_UP = 3  # steps taken and undone before a capture, so that every lazy initialisation is over
+
+
+def choose(mode: Mode, precision: Precision, device: torch.device) -> tuple[str, str]:
+    """The mode and precision for this device: what was asked for, or the nearest it can do, said in one line."""
+    cuda = device.type == "cuda"
+    if mode == "auto":
+        mode = "graph" if cuda else "eager"
+    if mode == "graph" and not cuda:
+        say(f"a CUDA graph needs a GPU; on the {device.type} this runs eagerly")
+        mode = "eager"
+    if mode != "eager" and (why := _cannot_compile(device)):
+        say(f"torch.compile does not work here ({why}); running eagerly, which is slower")
+        mode = "eager"
+    if precision == "auto":
+        precision = "bf16" if cuda else "fp32"
+    if precision == "bf16" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+        say(f"{torch.cuda.get_device_name(device)} has no bfloat16; computing in float32, which is slower")
+        precision = "fp32"
+    return mode, precision
+
+
+def _cannot_compile(device: torch.device) -> str:
+    """Why torch.compile cannot be used, or nothing."""
+    if device.type == "cuda":
+        try:
+            import triton  # noqa: F401  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            return str(error)
+        if torch.cuda.get_device_capability(device) < (7, 0):
+            return f"{torch.cuda.get_device_name(device)} is too old for Triton"
+    return ""
 
 
 def fuser(mode: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What wraps each piece of a step: nothing when eager, `torch.compile` when compiled."""
+    """What wraps each piece of a step: nothing when eager, `torch.compile` otherwise."""
     if mode == "eager":
         return lambda f: f
     return lambda f: torch.compile(f, dynamic=False)
+
+
+def executor(
+    step: Callable[[], None],
+    mode: str,
+    *,
+    state: Callable[[], Sequence[Tensor]],
+    generator: torch.Generator,
+) -> Callable[[], None]:
+    """`step` as it is, or recorded once in a CUDA graph and replayed: one launch instead of a thousand.
+
+    Recording takes a few real steps first. `state` lists every tensor a step changes; they are put back afterwards
+    (those that did not exist before, an optimiser's moments, are zeroed), so the first replay is step 1.
+    """
+    if mode != "graph":
+        return step
+    before = [(t.detach(), t.detach().clone()) for t in state()]
+    random = generator.get_state()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        step()
+    known = {t.data_ptr() for t, _ in before}
+    for t in state():
+        if t.data_ptr() not in known:
+            t.detach().zero_()
+    for t, value in before:
+        t.copy_(value)
+    generator.set_state(random)
+    return graph.replay
 
 
 class Reader:
@@ -52,4 +123,4 @@ class Reader:
 
 def say(text: str) -> None:
     """One line for the user, on stderr."""
-    console.print(text, highlight=False, markup=False)
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -71,7 +71,7 @@ def colours(columns: Sequence[Column]) -> list[str]:
 
 def by_activation(column: Column) -> np.ndarray:
     """All D features, the largest expected |activation| on the training images first."""
-    return np.argsort(-metrics.expected_activation(column.test.z, absolute=True), kind="stable")
+    return np.argsort(-metrics.expected_activation(column.train.z, absolute=True), kind="stable")
 
 
 def top_live(column: Column, n: int) -> np.ndarray:

@@ -114,7 +114,11 @@ def write(columns: list[Column], path: Path, *, title: str, intro: str, seed: in
     _check(columns)
     width = {1: 760, 2: 566}.get(len(columns), 370)
     views = [View(c, colour, width) for c, colour in zip(columns, figures.colours(columns), strict=True)]
-    built = [build(views, seed) for build in progress.track(SECTIONS, "report", len(SECTIONS))]
+    sections = []
+    with progress.bar("report", len(SECTIONS)) as advance:
+        for build in SECTIONS:
+            sections.append(build(views, seed))
+            advance()
     template = resources.files("nonneg").joinpath("report.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -126,7 +130,7 @@ def write(columns: list[Column], path: Path, *, title: str, intro: str, seed: in
         views=views,
         headline=headline,
         chance=any(row["chance"] for row in headline),
-        sections=[section for section in built if section],
+        sections=[section for section in sections if section],
         skipped=[(v, v.column.skipped) for v in views if v.column.skipped],
         definitions=_definitions(views),
         stops=figures.STOPS,

@@ -11,7 +11,7 @@ import tyro
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nonneg import augment, backbones, data, losses, maps, names, optim
+from nonneg import augment, backbones, data, engine, losses, maps, names, optim
 from nonneg.data import Dataset
 from nonneg.encoder import BACKBONE, MAP
 from nonneg.errors import BadInput, unknown
@@ -64,10 +64,12 @@ class Run:
     """Batch-norm statistics over both views at once (one forward pass), or each view's own (the authors')."""
     seed: int = 0
 
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 runs convolutions and matrix products in bfloat16; weights and the loss stay in float32."""
-    mode: Literal["eager", "compiled"] = "eager"
-    """How a step is executed; compiled fuses it with torch.compile."""
+    precision: engine.Precision = "auto"
+    """bf16 runs convolutions and matrix products in bfloat16, weights and the loss staying in float32; auto is bf16 on
+    a GPU, fp32 on a CPU."""
+    mode: engine.Mode = "auto"
+    """How a step is executed: eager, compiled (torch.compile), or graph (compiled and captured in one CUDA graph); auto
+    is graph on a GPU, eager on a CPU."""
     device: str = "auto"
     """auto takes a GPU if there is one; or cpu, cuda, cuda:1."""
     checkpoint_seconds: float = 60.0

@@ -45,6 +45,12 @@ class State:
     totals: Tensor  # sums over this epoch: loss, share of zeros, zero rows, steps; features alive; first bad step + 1
     alive: Tensor  # D, features seen above EPS this epoch
 
+    def changing(self) -> list[Tensor]:
+        """Every tensor that a step changes in place."""
+        moments = [v for slots in self.optimizer.state.values() for v in slots.values()]
+        mine = [self.step, self.lr, self.totals, self.alive]
+        return [*self.encoder.parameters(), *self.encoder.buffers(), *moments, *mine]
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, by name."""
         out = {f"model.{k}": v for k, v in self.encoder.state_dict().items()}
@@ -110,32 +116,37 @@ def two_views(run: Run, s: State, steps_per_epoch: int) -> Callable[[], None]:
     """One step of the paper's algorithm on `s`: two views of a batch, their features, the loss, an update, the counts."""
     n, device = run.batch_size, s.images.device
     rows = torch.arange(n, device=device)
-    fuse = engine.fuser(run.mode)
+    mode, precision = engine.choose(run.mode, run.precision, device)
+    fuse = engine.fuser(mode)
     total, warmup = run.epochs * steps_per_epoch, min(run.warmup_epochs, run.epochs - 1) * steps_per_epoch
     peak = run.lr * n / 256
 
+    def make_views(noise: Tensor) -> Tensor:
+        x = s.images[s.order[s.step % steps_per_epoch * n + rows]]
+        return run.augment(torch.cat([x, x]), noise).contiguous(memory_format=torch.channels_last)
+
     def forward(views: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast(device.type, torch.bfloat16, enabled=run.precision == "bf16"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             if run.batch_norm == "joint":
                 z = s.encoder(views)
             else:
                 z = torch.cat([s.encoder(views[:n]), s.encoder(views[n:])])
         return run.loss(z[:n], z[n:]), z
 
-    make_views, forward = fuse(run.augment), fuse(forward)
-
-    def step() -> None:
-        x = s.images[s.order[s.step % steps_per_epoch * n + rows]]
-        noise = augment.draw_noise(2 * n, generator=s.generator)
-        views = make_views(torch.cat([x, x]), noise).contiguous(memory_format=torch.channels_last)
-        loss, z = forward(views)
-        loss.backward()
+    def update() -> None:
         s.lr.copy_(optim.warmup_cosine(s.step, peak=peak, warmup=warmup, total=total))
         s.optimizer.step()
-        s.optimizer.zero_grad()
-        count(s, loss.detach(), z.detach())
 
-    return step
+    make_views, forward, update, tally = fuse(make_views), fuse(forward), fuse(update), fuse(count)
+
+    def step() -> None:
+        loss, z = forward(make_views(augment.draw_noise(2 * n, generator=s.generator)))
+        loss.backward()
+        update()
+        s.optimizer.zero_grad()
+        tally(s, loss.detach(), z.detach())
+
+    return engine.executor(step, mode, state=s.changing, generator=s.generator)
 
 
 def count(s: State, loss: Tensor, z: Tensor) -> None:
