@@ -1,3 +1,36 @@
 """nonneg: features you can read. The public surface, nothing else."""
 
 __version__ = "0.1.0"
+
+from nonneg import augment, backbones, data, losses, maps, metrics, optim, probes
+from nonneg.data import Dataset
+from nonneg.encoder import Encoder, load, save
+from nonneg.errors import BadInput
+from nonneg.evaluate import measure
+from nonneg.features import Features, extract
+from nonneg.run import CIFAR, DIGITS, RECIPES, Run
+from nonneg.train import train
+
+__all__ = [
+    "CIFAR",
+    "DIGITS",
+    "RECIPES",
+    "BadInput",
+    "Dataset",
+    "Encoder",
+    "Features",
+    "Run",
+    "augment",
+    "backbones",
+    "data",
+    "extract",
+    "load",
+    "losses",
+    "maps",
+    "measure",
+    "metrics",
+    "optim",
+    "probes",
+    "save",
+    "train",
+]

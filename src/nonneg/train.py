@@ -164,7 +164,7 @@ def count(s: State, loss: Tensor, z: Tensor) -> None:
 
 def train(
     run: Run,
-    folder: Path,
+    folder: Path | str,
     *,
     data: Dataset | None = None,
     resume: bool = False,
@@ -173,7 +173,7 @@ def train(
     label: str = "training",
 ) -> Encoder:
     """Train `run` in `folder` and return the encoder, which is also saved there; `resume` continues exactly."""
-    data = data or run.load("train")
+    folder, data = Path(folder), data or run.load("train")
     if len(data) < run.batch_size:
         raise BadInput(f"--batch-size {run.batch_size} is larger than the {len(data)} images of {data.name}; lower it")
     steps_per_epoch = len(data) // run.batch_size

@@ -100,7 +100,7 @@ def column(folder: Path, title: str) -> Column:
     about = run.to_json()
     return Column(
         title=title,
-        subtitle=f"{about['data']} · map {about['map']} · seed {run.seed}",
+        subtitle=f"{about['data']}, map {about['map']}",
         train=embed(folder, train_data, "train", run),
         test=embed(folder, test_data, "test", run),
         metrics=measured,
