@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nonneg import cli
+from nonneg import cli, workflow
 
-SMALL = "--backbone small_net:width=4 --projector 32 16 --epochs 1 --batch-size 16".split()
+SMALL = ["--backbone", "small_net:width=4", "--projector", "32", "16", "--epochs", "1", "--batch-size", "16"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
@@ -72,8 +72,7 @@ def test_labelled_runs_are_compared_side_by_side(tmp_path: Path, capsys: pytest.
     code, text, _ = run(capsys, "compare", *folders, "--json", "--out", tmp_path / "both.html")
     values = json.loads(text)
     assert code == 0 and list(values) == [str(f) for f in folders] and (tmp_path / "both.html").exists()
-    keys = "sparsity class_consistency top10_consistency linear_probe knn linear_probe_z knn_z live_features effective_rank"
-    for key in keys.split():
+    for key in workflow.HEADLINE:
         assert key in values[str(folders[0])], key
     assert values[str(folders[0])]["sparsity"] < 0.01 < values[str(folders[1])]["sparsity"]
     assert all(
@@ -105,6 +104,7 @@ def test_features_of_another_data_set(tmp_path: Path, photos: Path, capsys: pyte
         (["train", "folder"], "--data-root"),
         (["evaluate", "nowhere"], "nowhere is not a run folder"),
         (["report", "nowhere"], "nowhere is not a run folder"),
+        (["reproduce", "cifar"], "unknown experiment 'cifar': did you mean 'cifar10'?"),
     ],
 )
 def test_bad_input_gets_one_clear_sentence(
@@ -135,7 +135,7 @@ def test_a_run_json_that_names_foreign_code_is_refused(tmp_path: Path, capsys: p
     assert code == 1 and "unknown backbone 'os.system'" in err
 
 
-@pytest.mark.parametrize("verb", ["train", "demo", "evaluate", "features", "compare", "report"])
+@pytest.mark.parametrize("verb", ["train", "demo", "evaluate", "features", "compare", "report", "reproduce"])
 def test_help_has_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, verb, "--help")
     assert code == 0 and f"nonneg {verb}" in out and "Examples" in out
@@ -160,3 +160,12 @@ def test_the_installed_command_prints_help_and_version() -> None:
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "evaluate", "nowhere", "--debug")
     assert code == 1 and "Traceback" in err
+
+
+def test_the_committed_results_are_printed_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    results = Path(__file__).parent.parent / "experiments" / "results"
+    code, text, _ = run(capsys, "reproduce", "cifar10", "--report-only", "--json", "--results", results)
+    rows = json.loads(text)
+    assert code == 0 and all(set(r) == {"measure", "method", "paper", "ours", "std", "seeds"} for r in rows)
+    probe = next(r for r in rows if r["measure"] == "linear probe" and r["method"] == "NCL")
+    assert probe["paper"] == 87.8

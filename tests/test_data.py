@@ -219,17 +219,17 @@ def test_labels_and_classes_are_optional() -> None:
 
 def test_fingerprint_sees_every_pixel_the_shape_and_the_labels() -> None:
     d = small()
-    touched = d.images.clone()
+    touched = d.images[:].clone()
     touched[3, 2, 4, 4] ^= 1
     others = [
         small(images=touched),
-        small(images=torch.cat([d.images[:, :1]] * 3, 1)),
+        small(images=torch.cat([d.images[:][:, :1]] * 3, 1)),
         small(labels=torch.tensor([0, 1, 1, 1])),
         small(labels=None, classes=None),
     ]
     prints = {x.fingerprint() for x in [d, *others]}
     assert len(prints) == 5 and all(len(p) == 16 and int(p, 16) >= 0 for p in prints)
-    assert small(images=d.images.to(memory_format=torch.channels_last)).fingerprint() == d.fingerprint()
+    assert small(images=d.images[:].to(memory_format=torch.channels_last)).fingerprint() == d.fingerprint()
     ones = torch.full((1, 1, 4, 4), 7, dtype=torch.uint8)
     plain = small(images=ones, labels=None, classes=None, ids=["a"])
     four = small(images=ones.reshape(4, 1, 2, 2), labels=None, classes=None)
@@ -241,7 +241,7 @@ def test_subset_keeps_images_labels_and_ids_together() -> None:
     for indices in ([2, 0], torch.tensor([2, 0]), torch.tensor([2, 0], dtype=torch.int32)):
         s = d.subset(indices)
         assert s.ids == ["y", "w"] and s.labels is not None and s.labels.tolist() == [1, 0]
-        assert torch.equal(s.images, torch.stack([d.images[2], d.images[0]])) and s.skipped == d.skipped
+        assert torch.equal(s.images[:], torch.stack([d.images[:][2], d.images[:][0]])) and s.skipped == d.skipped
     assert small(labels=None, classes=None).subset(range(1, 3)).ids == ["x", "y"]
 
 
@@ -308,7 +308,7 @@ def test_every_mode_becomes_rgb(mode: str, tmp_path: Path) -> None:
 def test_a_palette_with_a_clear_colour_is_laid_over_white(tmp_path: Path) -> None:
     red = Image.new("RGB", (6, 6), RED).quantize(4)
     save(tmp_path / "a.png", red, transparency=red.getpixel((0, 0)))
-    assert data.folder(root=tmp_path, image_size=4).images.min() == 255
+    assert data.folder(root=tmp_path, image_size=4).images[:].min() == 255
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -351,7 +351,7 @@ def test_digits_are_scikit_learns_scaled_to_bytes() -> None:
         for i in range(0, len(d), 50):
             k = int(d.ids[i])
             expected = [[round(v * 255 / 16) for v in row] for row in pixels[k].reshape(8, 8).tolist()]
-            assert d.images[i, 0].tolist() == expected and d.labels[i] == target[k]
+            assert d.images[:][i, 0].tolist() == expected and d.labels[i] == target[k]
 
 
 def test_digits_split_is_a_stratified_quarter() -> None:
@@ -383,7 +383,7 @@ def test_cifar10_is_found_in_every_layout_and_read_record_by_record(layout: str,
     assert d.ids == [str(i) for i in range(20)]
     raw = files["data_batch_2.bin"]
     for channel, row, column in [(0, 0, 0), (1, 2, 3), (2, 31, 31)]:  # record 1 of batch 2, byte by byte
-        assert d.images[5, channel, row, column] == raw[3073 + 1 + channel * 1024 + row * 32 + column]
+        assert d.images[:][5, channel, row, column] == raw[3073 + 1 + channel * 1024 + row * 32 + column]
     test = data.cifar10(root=root, split="test")
     assert len(test) == 3 and test.labels is not None and test.labels.tolist() == [9, 9, 9]
     assert not list(tmp_path.glob("cifar-10-batches-bin/*")) or layout in ("outer", "inner")  # nothing is extracted
@@ -394,7 +394,7 @@ def test_cifar100_uses_the_fine_label(tmp_path: Path) -> None:
     d = data.cifar100(root=tmp_path)
     assert d.labels is not None and d.labels.tolist() == [77] * 5
     assert d.classes is not None and d.classes[77] == "thing_77"
-    assert torch.equal(d.images, torch.from_numpy(noise(5, 3, 32, 32)))
+    assert torch.equal(d.images[:], torch.from_numpy(noise(5, 3, 32, 32)))
 
 
 @pytest.mark.parametrize(
@@ -716,21 +716,21 @@ def test_every_layout_of_arrays_is_read(
     for split, count in (("train", 8), ("test", 2)):
         d = data.arrays(root=tmp_path / "a.npy", split=split)
         assert len(d) == count and d.labels is None and d.classes is None
-        assert np.array_equal(d.images.numpy(), to_planes(images)[[int(i) for i in d.ids]])
+        assert np.array_equal(d.images[:].numpy(), to_planes(images)[[int(i) for i in d.ids]])
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
 def test_floats_from_0_to_1_are_bytes_over_255(kind: type, tmp_path: Path) -> None:
     images = noise(4, 16, 16)
     path = savez(tmp_path, images=(images / 255).astype(kind), test_images=images)
-    assert np.array_equal(data.arrays(root=path).images[:, 0].numpy(), images)
+    assert np.array_equal(data.arrays(root=path).images[:][:, 0].numpy(), images)
 
 
 def test_arrays_with_a_test_set_keep_it(tmp_path: Path) -> None:
     a, b = noise(4, 5, 5), noise(3, 5, 5, seed=1)
     path = savez(tmp_path, train_images=a, test_images=b, train_labels=[0, 5, 5, 0], test_labels=[7, 0, 5])
     train, test = data.arrays(root=path), data.arrays(root=path, split="test")
-    assert np.array_equal(train.images[:, 0].numpy(), a) and np.array_equal(test.images[:, 0].numpy(), b)
+    assert np.array_equal(train.images[:][:, 0].numpy(), a) and np.array_equal(test.images[:][:, 0].numpy(), b)
     assert train.classes == test.classes == ["0", "5", "7"]
     assert train.labels is not None and train.labels.tolist() == [0, 1, 1, 0]
     assert test.labels is not None and test.labels.tolist() == [2, 0, 1] and test.ids == ["0", "1", "2"]

@@ -35,6 +35,15 @@ def test_the_small_stem_keeps_the_resolution(pad: int, size: int) -> None:
     assert net.conv1(torch.zeros(1, 3, 32, 32)).shape[-1] == size
 
 
+@pytest.mark.parametrize("pad", [1, 2])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_stem_as_a_matrix_product_is_the_convolution(pad: int, channels: int) -> None:
+    conv = backbones.resnet18(channels, pad=pad).conv1
+    assert isinstance(conv, nn.Conv2d)
+    x = torch.randn(2, channels, 16, 16)
+    torch.testing.assert_close(backbones.stem_product(x, conv), conv(x), rtol=1e-4, atol=1e-5)
+
+
 def test_every_backbone_function_declares_its_width() -> None:
     for name, make in BACKBONE.functions().items():
         if name != "timm":

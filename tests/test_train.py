@@ -27,7 +27,17 @@ TINY = replace(
     epochs=3,
     checkpoint_seconds=0.0,
 )
-FLAGS = "--backbone small_net:width=4 --projector 32 16 --batch-size 128 --checkpoint-seconds 0".split()
+FLAGS = [
+    "--backbone",
+    "small_net:width=4",
+    "--projector",
+    "32",
+    "16",
+    "--batch-size",
+    "128",
+    "--checkpoint-seconds",
+    "0",
+]
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +118,7 @@ def test_every_image_is_seen_once_an_epoch(tmp_path: Path, digits: data.Dataset)
         return augment.none(images, noise)
 
     train(replace(TINY, epochs=1, augment=spy), tmp_path / "a", data=few)
-    want = few.images.flatten(1).long().mul(torch.arange(few.images[0].numel())).sum(1).tolist()
+    want = few.images[:].flatten(1).long().mul(torch.arange(few.images[:][0].numel())).sum(1).tolist()
     assert sorted(seen) == sorted(want) and seen != want
 
 

@@ -105,6 +105,20 @@ def _view(
             raise BadInput(f"{name} is {p}: give a probability between 0 and 1")
     if not (min(strength) >= 0 and strength[3] <= 0.5):
         raise BadInput(f"jitter is {strength[0]}: give a strength between 0 and 2")
+    if images.is_cuda and augment_cuda.supported(images, size):  # the same in one kernel
+        index = torch.arange(len(images), device=images.device)
+        return augment_cuda.fused(
+            images,
+            index,
+            noise,
+            size=size,
+            min_scale=min_scale,
+            strength=strength,
+            jitter_p=jitter_p,
+            gray_p=gray_p,
+            blur_p=blur_p,
+            flip_p=flip_p,
+        )
     x, (height, width) = _checked(images, noise, size)
     box = crop_box(noise, x.shape[2], x.shape[3], min_scale=min_scale)
     # The flip comes last in the reference pipeline. It commutes with all that lies between (pixelwise colour and a
@@ -401,3 +415,6 @@ def _blur_sliding(x: Tensor, r: Tensor, reach: int) -> Tensor:
                 both = wide.narrow(dim, reach - d, n) + wide.narrow(dim, reach + d, n)
                 x.addcmul_(both, weights[d])
     return x.clamp_(0, 1)
+
+
+from nonneg import augment_cuda  # noqa: E402 (at the end: it reads the columns of the noise from here)

@@ -15,7 +15,7 @@ from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional
 
 import nonneg
-from nonneg import names, report, rundir, workflow
+from nonneg import names, reproduce, rundir, workflow
 from nonneg.errors import BadInput, unknown
 from nonneg.run import RECIPES, ROLES, Run
 from nonneg.train import Interrupted, train
@@ -29,6 +29,7 @@ usage: nonneg VERB ...
   evaluate   measure a trained run                                      nonneg evaluate runs/folder-rep_relu-s0
   features   write the features of every image                          nonneg features runs/folder-rep_relu-s0
   compare    two runs (or more) side by side                            nonneg compare runs/demo/cl runs/demo/ncl
+  reproduce  the paper's tables: paper, ours, difference                nonneg reproduce cifar10 --report-only
   report     one HTML page of pictures for one run or several           nonneg report runs/demo/ncl
 
 nonneg VERB --help shows every flag with examples. --json prints results for machines, on stdout; progress goes to
@@ -213,6 +214,62 @@ def make_report(runs: Positional[tuple[Path, ...]], out: Path | None = None, ove
     screen.print(f"written: {path}", soft_wrap=True)
 
 
+def make_reproduction(
+    experiment: Positional[str],
+    data_root: Path | None = None,
+    only: tuple[str, ...] = (),
+    seeds: int | None = None,
+    report_only: bool = False,
+    epochs: int | None = None,
+    classes: Path | None = None,
+    device: str = "auto",
+    results: Path = Path("experiments/results"),
+    runs: Path = Path("runs"),
+    json: bool = False,
+) -> None:
+    """Run a declared experiment of the paper, skipping what the results already hold, and print its table.
+
+    Examples:
+      nonneg reproduce cifar10 --data-root data/
+      nonneg reproduce cifar100 --only ncl-s1 cl-s1
+      nonneg reproduce cifar10 --report-only
+      nonneg reproduce maps --only digits
+      nonneg reproduce imagenet100 --data-root imagenet/ --classes classes.txt
+
+    Args:
+        experiment: cifar10, cifar100, maps or imagenet100.
+        data_root: Where the data are; left out, CIFAR is downloaded.
+        only: Only these runs, by name or beginning (cl, ncl-s1).
+        seeds: Only this many seeds.
+        report_only: Train nothing; print the table of what was measured.
+        epochs: Try everything shortened; kept apart from the real results.
+        classes: imagenet100 only: a text file that names the classes, one a line.
+        device: auto, cpu, cuda, cuda:1.
+        results: Where results are kept.
+        runs: Where models are kept.
+        json: Print the rows as JSON.
+    """
+    rows = reproduce.reproduce(
+        experiment,
+        data_root=data_root,
+        results=results,
+        runs=runs,
+        only=only,
+        seeds=seeds,
+        report_only=report_only,
+        epochs=epochs,
+        classes=classes,
+        device=device,
+    )
+    if json:
+        _print_json(reproduce.rows_json(rows))
+        return
+    table = Table(*reproduce.HEADER, title=experiment)
+    for row in rows:
+        table.add_row(*row.cells())
+    screen.print(table)
+
+
 def _parse(f: Any, args: list[str], prog: str, **more: Any) -> Any:
     about = inspect.cleandoc(f.__doc__).partition("\nArgs:")[0]  # given whole, or tyro would drop the examples
     return tyro.cli(f, args=args, prog=prog, description=about, config=(tyro.conf.FlagCreatePairsOff,), **more)
@@ -224,6 +281,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "features": features,
     "compare": compare,
     "report": make_report,
+    "reproduce": make_reproduction,
 }
 
 

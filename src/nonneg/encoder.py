@@ -1,6 +1,7 @@
 """Encoder = backbone -> projector -> map. The map belongs to the model: what is saved, embedded and measured is
 non-negative because the model is."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -58,7 +59,7 @@ class Encoder(nn.Module):
 def _mlp(widths: list[int]) -> nn.Sequential:
     """Linear-ReLU-...-Linear without batch norm; nothing at all for a single width."""
     layers: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for i, (a, b) in enumerate(itertools.pairwise(widths)):
         layers += [nn.ReLU(inplace=True)] * (i > 0) + [nn.Linear(a, b)]
     return nn.Sequential(*layers)
 

@@ -1,4 +1,4 @@
-"""How a step is executed - eagerly, compiled, or captured whole in one CUDA graph - and how its counters are read
+"""How a step is executed - eagerly, compiled, captured whole in one CUDA graph, or both - and how its counters are read
 without making the device wait."""
 
 from collections import deque
@@ -10,23 +10,27 @@ from torch import Tensor
 
 from nonneg.progress import console
 
-Mode = Literal["auto", "eager", "compiled", "graph"]
+Mode = Literal["auto", "eager", "compiled", "captured", "graph"]
 Precision = Literal["auto", "fp32", "bf16"]
 LOOKAHEAD = 2  # snapshots in flight before the host waits for the oldest
 WARM_UP = 3  # steps taken and undone before a capture, so that every lazy initialisation is over
 
 
-def choose(mode: Mode, precision: Precision, device: torch.device) -> tuple[str, str]:
-    """The mode and precision for this device: what was asked for, or the nearest it can do, said in one line."""
+def choose(mode: Mode, precision: Precision, device: torch.device, *, short: bool = False) -> tuple[str, str]:
+    """The mode and precision for this device: what was asked for, or the nearest it can do, said in one line.
+
+    `short` work (a probe of seconds) is captured without compiling, which would take longer than it saves.
+    """
     cuda = device.type == "cuda"
+    torch.backends.cudnn.benchmark = True  # shapes never change: let it find the fastest convolutions once
     if mode == "auto":
-        mode = "graph" if cuda else "eager"
-    if mode == "graph" and not cuda:
+        mode = ("captured" if short else "graph") if cuda else "eager"
+    if mode in ("captured", "graph") and not cuda:
         say(f"a CUDA graph needs a GPU; on the {device.type} this runs eagerly")
         mode = "eager"
-    if mode != "eager" and (why := _cannot_compile(device)):
-        say(f"torch.compile does not work here ({why}); running eagerly, which is slower")
-        mode = "eager"
+    if mode in ("compiled", "graph") and (why := _cannot_compile(device)):
+        mode = "captured" if mode == "graph" else "eager"
+        say(f"torch.compile does not work here ({why}); running {mode}, which is slower")
     if precision == "auto":
         precision = "bf16" if cuda else "fp32"
     if precision == "bf16" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -48,10 +52,10 @@ def _cannot_compile(device: torch.device) -> str:
 
 
 def fuser(mode: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What wraps each piece of a step: nothing when eager, `torch.compile` otherwise."""
-    if mode == "eager":
-        return lambda f: f
-    return lambda f: torch.compile(f, dynamic=False)
+    """What wraps each piece of a step: `torch.compile` for compiled and graph, else nothing."""
+    if mode in ("compiled", "graph"):
+        return lambda f: torch.compile(f, dynamic=False)
+    return lambda f: f
 
 
 def executor(
@@ -66,7 +70,7 @@ def executor(
     Recording takes a few real steps first. `state` lists every tensor a step changes; they are put back afterwards
     (those that did not exist before, an optimiser's moments, are zeroed), so the first replay is step 1.
     """
-    if mode != "graph":
+    if mode not in ("captured", "graph"):
         return step
     before = [(t.detach(), t.detach().clone()) for t in state()]
     random = generator.get_state()
@@ -107,7 +111,7 @@ class Reader:
             self.waiting.append((at, values.clone(), None))
 
     def arrived(self, *, wait: bool = False) -> list[tuple[int, list[float]]]:
-        """Snapshots that are here, oldest first; waits when more than LOOKAHEAD are under way, or for all on request."""
+        """Snapshots that are here, oldest first; waits if more than LOOKAHEAD are under way, or for all on request."""
         out = []
         while self.waiting:
             at, copy, event = self.waiting[0]

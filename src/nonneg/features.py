@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nonneg import files, progress
 from nonneg.data import Dataset
+from nonneg.data.stream import in_order
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
 
@@ -43,7 +44,7 @@ def load(path: Path) -> Features:
     try:
         with np.load(path, allow_pickle=False) as f:
             z = sp.csr_array((f["z_data"], f["z_indices"], f["z_indptr"]), shape=tuple(f["z_shape"]))
-            return Features(f["h"], z, f["labels"] if "labels" in f else None, [str(i) for i in f["ids"]])
+            return Features(f["h"], z, f.get("labels", None), [str(i) for i in f["ids"]])
     except FileNotFoundError:
         raise BadInput(f"{path} does not exist; make it with: nonneg features RUN") from None
     except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
@@ -59,19 +60,37 @@ def extract(
     batch_size: int = 500,
     map: Callable[[Tensor], Tensor] | None = None,
 ) -> Features:
-    """h and z of every image, unaugmented, in evaluation mode; `map=maps.identity` gives the signed projector output."""
+    """h and z of every image, unaugmented, in evaluation mode; `map=maps.identity` gives the signed projector output.
+
+    Images on disk that cannot be read any more have no row; how many, and the first of them, is said.
+    """
     if data.channels != encoder.mean.shape[1] and encoder.mean.shape[1] != 1:
         raise BadInput(f"the model expects {encoder.mean.shape[1]} channels, {data.name} has {data.channels}")
-    encoder = encoder.to(device).eval()
+    encoder, device = encoder.to(device).eval(), torch.device(device)
     apply = map or encoder.map
-    hs, zs = [], []
+    hs, zs, missing = [], [], []
     with progress.bar(f"features of {data.name}", len(data)) as advance:
-        for i in range(0, len(data), batch_size):
-            x = data.images[i : i + batch_size].to(device).float() / 255
-            h = encoder.features(x)
+        at = 0
+        for x, bad in in_order(data.images, batch_size=batch_size, device=device):
+            h = encoder.features(x.to(device, non_blocking=True).float() / 255)
             z = apply(encoder.projector(h))
             hs.append(h.float().cpu().numpy())
             zs.append(sp.csr_array(z.float().cpu().numpy()))
+            missing += [(at + row, why) for row, why in sorted(bad.items())]
+            at += len(x)
             advance(len(x))
     labels = None if data.labels is None else data.labels.numpy()
-    return Features(np.concatenate(hs), sp.csr_array(sp.vstack(zs)), labels, data.ids)
+    made = Features(np.concatenate(hs), sp.csr_array(sp.vstack(zs)), labels, data.ids)
+    return _without(made, missing) if missing else made
+
+
+def _without(f: Features, missing: list[tuple[int, str]]) -> Features:
+    """The features without the rows of images that could not be read, said in one line."""
+    first, why = missing[0]
+    gone = f"{len(missing)} of {len(f.ids)} images cannot be read, first {f.ids[first]}: {why}"
+    if len(missing) == len(f.ids):
+        raise BadInput(f"{gone}; is the disk there?")
+    progress.console.print(f"{gone}; they have no features", highlight=False, markup=False, soft_wrap=True)
+    kept = np.delete(np.arange(len(f.ids)), [row for row, _ in missing])
+    labels = None if f.labels is None else f.labels[kept]
+    return Features(f.h[kept], f.z[kept], labels, [f.ids[i] for i in kept])

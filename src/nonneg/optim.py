@@ -38,7 +38,7 @@ class LARS(Optimizer):
             if scaled:
                 p2, g2 = [params[i] for i in scaled], [grads[i] for i in scaled]
                 decayed = torch._foreach_add(g2, p2, alpha=group["weight_decay"])
-                torch._foreach_mul_(decayed, list(self._trust(p2, g2, group).unbind()))
+                torch._foreach_mul_(decayed, self._trust(p2, g2, group))
                 for i, g in zip(scaled, decayed, strict=True):
                     grads[i] = g
             torch._foreach_mul_(buffers, group["momentum"])
@@ -46,10 +46,18 @@ class LARS(Optimizer):
             torch._foreach_add_(params, torch._foreach_mul(buffers, -group["lr"]))
 
     @staticmethod
-    def _trust(params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> Tensor:
-        p, g = torch.stack(torch._foreach_norm(params)), torch.stack(torch._foreach_norm(grads))
-        ratio = group["trust"] * p / (g + group["weight_decay"] * p + 1e-8) / group["lr"].clamp_min(1e-12)
-        return torch.where((p > 0) & (g > 0), ratio.clamp(max=1.0), 1.0)
+    def _trust(params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """One ratio per parameter, by list operations only: compiled, they are one kernel."""
+        length = torch._foreach_norm(params)
+        below = torch._foreach_add(torch._foreach_norm(grads), length, alpha=group["weight_decay"])
+        torch._foreach_add_(below, 1e-8)
+        ratio = torch._foreach_div(length, below)
+        torch._foreach_mul_(ratio, group["trust"] / group["lr"].clamp_min(1e-12))
+        torch._foreach_clamp_max_(ratio, 1.0)
+        at_zero = torch._foreach_neg(torch._foreach_sign(length))
+        torch._foreach_add_(at_zero, 1.0)  # 1 where the parameter is all zero, and has no length to go by; else 0
+        torch._foreach_maximum_(ratio, at_zero)
+        return list(ratio)
 
 
 def lars(

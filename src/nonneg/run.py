@@ -41,9 +41,7 @@ class Run:
 
     map: Annotated[Callable[[Tensor], Tensor], names.flag(ROLES["map"])] = maps.rep_relu
     """identity is plain contrastive learning; relu, rep_relu, softplus, sigmoid, exp make features non-negative."""
-    loss: Annotated[Callable[[Tensor, Tensor], Tensor], names.flag(ROLES["loss"])] = partial(
-        losses.info_nce, temperature=0.2
-    )
+    loss: Annotated[Callable[[Tensor, Tensor], Tensor], names.flag(ROLES["loss"])] = losses.info_nce
     """The loss and its knobs, as in info_nce:temperature=0.05."""
     backbone: Annotated[Callable[[int], nn.Module], names.flag(ROLES["backbone"])] = backbones.resnet18
     """resnet18, resnet34, resnet50 (knobs stem=small|imagenet, pad=1|2), small_net, or timm:NAME."""
@@ -68,8 +66,8 @@ class Run:
     """bf16 runs convolutions and matrix products in bfloat16, weights and the loss staying in float32; auto is bf16 on
     a GPU, fp32 on a CPU."""
     mode: engine.Mode = "auto"
-    """How a step is executed: eager, compiled (torch.compile), or graph (compiled and captured in one CUDA graph); auto
-    is graph on a GPU, eager on a CPU."""
+    """How a step is executed: eager, compiled (torch.compile), captured (in one CUDA graph), or graph (compiled and
+    captured); auto is graph on a GPU, eager on a CPU."""
     device: str = "auto"
     """auto takes a GPU if there is one; or cpu, cuda, cuda:1."""
     checkpoint_seconds: float = 60.0
@@ -144,12 +142,13 @@ def from_json(values: dict[str, Any], where: Path) -> Run:
 CIFAR = Run()
 DIGITS = Run(
     data=data.digits,
-    backbone=partial(backbones.small_net, width=32),
+    backbone=partial(backbones.small_net, width=24),
     projector=(256, 64),
     augment=augment.gentle,
     lr=2.0,  # few steps: the paper's 0.4 leaves half the features dead
-    epochs=60,
+    epochs=50,
     warmup_epochs=5,
+    batch_size=128,
 )
 FOLDER = replace(CIFAR, data=data.folder, optimizer=optim.adamw, lr=1e-3, epochs=100, warmup_epochs=5)
 RECIPES = {  # the starting point for each data set; every field can be changed on the command line

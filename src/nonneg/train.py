@@ -1,8 +1,12 @@
 """Training: the paper's algorithm, a loop around one `step`, and a checkpoint from which it continues exactly.
 
-N images, B the batch, D features. Everything that changes lives in `State`, as tensors on the device.
+N images, B the batch, D features. Everything that changes lives in `State`, as tensors on the device. Images that do
+not all fit there are streamed: a batch is brought to the device before each step, and all else is the same.
 """
 
+import json
+import math
+import re
 import signal
 import threading
 import time
@@ -10,19 +14,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from nonneg import augment, encoder, engine, optim, progress, rundir
-from nonneg.data import Dataset
+from nonneg.data import Dataset, Files
+from nonneg.data.stream import Source, replace_unreadable
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
 from nonneg.run import Run
 
 EPS = 1e-5  # a feature below this counts as zero, as in the sparsity measure
+SAMPLE = 2000  # images from which mean and deviation are taken
 READ_EVERY = 16  # steps between two looks at the counters
 LOSS, ZEROS, ZERO_ROWS, STEPS, ALIVE, BAD = range(6)  # places in State.totals
 
@@ -38,7 +44,8 @@ class State:
     encoder: Encoder
     optimizer: Optimizer
     generator: torch.Generator
-    images: Tensor  # N x C x H x W, uint8
+    images: Tensor  # uint8, all N x C x H x W; when streamed, the B of the step
+    streamed: bool
     order: Tensor  # this epoch's permutation of the N images
     step: Tensor  # how many steps were taken
     lr: Tensor
@@ -85,8 +92,9 @@ def _laid_out_like(parameter: Tensor, saved: Tensor) -> Tensor:
 def fresh(run: Run, data: Dataset) -> State:
     """The state before the first step; all randomness comes from `run.seed`."""
     device = run.torch_device()
-    x = data.images[:: max(1, len(data) // 10_000)].float() / 255
-    mean, std = x.mean(dim=(0, 2, 3)), x.std(dim=(0, 2, 3)).clamp_min(1e-3)
+    mean, std = _mean_and_deviation(data)
+    streamed = not _fits(data, device)
+    place = torch.zeros(run.batch_size, *data.images.shape[1:], dtype=torch.uint8) if streamed else data.images
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
         model = Encoder(
@@ -103,7 +111,8 @@ def fresh(run: Run, data: Dataset) -> State:
         encoder=model,
         optimizer=run.optimizer(model.parameters(), lr=lr, weight_decay=run.weight_decay),
         generator=torch.Generator(device).manual_seed(run.seed),
-        images=data.images.to(device),
+        images=cast(Tensor, place).to(device),
+        streamed=streamed,
         order=torch.arange(len(data), device=device),
         step=torch.zeros((), dtype=torch.int64, device=device),
         lr=lr,
@@ -112,8 +121,41 @@ def fresh(run: Run, data: Dataset) -> State:
     )
 
 
+def _mean_and_deviation(data: Dataset) -> tuple[Tensor, Tensor]:
+    """Of each channel, over at most SAMPLE images evenly spread."""
+    which = torch.arange(0, len(data), -(-len(data) // SAMPLE))
+    if isinstance(data.images, Files):
+        x, bad = data.images.read(which.tolist())
+        x = x[[row for row in range(len(x)) if row not in bad] or [0]]
+    else:
+        x = data.images[which.to(data.images.device)]
+    x = x.float() / 255
+    return x.mean(dim=(0, 2, 3)), x.std(dim=(0, 2, 3)).clamp_min(1e-3)
+
+
+def _fits(data: Dataset, device: torch.device) -> bool:
+    """Whether all images can stay on the device: they are in memory, and leave half of a GPU's free memory free."""
+    if isinstance(data.images, Files):
+        engine.say(f"{len(data)} images are streamed from disk, for they take {_gib(data.images)} GiB when decoded")
+        return False
+    if device.type != "cuda" or data.images.is_cuda:
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    if data.images.nbytes <= free / 2:
+        return True
+    engine.say(
+        f"{len(data)} images are streamed from the host's memory, for they take {_gib(data.images)} GiB, "
+        f"more than half of the {free / 2**30:.1f} GiB free on the GPU"
+    )
+    return False
+
+
+def _gib(images: Tensor | Files) -> str:
+    return f"{math.prod(images.shape) / 2**30:.1f}"
+
+
 def two_views(run: Run, s: State, steps_per_epoch: int) -> Callable[[], None]:
-    """One step of the paper's algorithm on `s`: two views of a batch, their features, the loss, an update, the counts."""
+    """One step of the paper's algorithm on `s`: two views of a batch, their features, the loss, an update, counts."""
     n, device = run.batch_size, s.images.device
     rows = torch.arange(n, device=device)
     mode, precision = engine.choose(run.mode, run.precision, device)
@@ -122,7 +164,7 @@ def two_views(run: Run, s: State, steps_per_epoch: int) -> Callable[[], None]:
     peak = run.lr * n / 256
 
     def make_views(noise: Tensor) -> Tensor:
-        x = s.images[s.order[s.step % steps_per_epoch * n + rows]]
+        x = s.images if s.streamed else s.images[s.order[s.step % steps_per_epoch * n + rows]]
         return run.augment(torch.cat([x, x]), noise).contiguous(memory_format=torch.channels_last)
 
     def forward(views: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,72 +215,146 @@ def train(
     label: str = "training",
 ) -> Encoder:
     """Train `run` in `folder` and return the encoder, which is also saved there; `resume` continues exactly."""
-    folder, data = Path(folder), data or run.load("train")
-    if len(data) < run.batch_size:
-        raise BadInput(f"--batch-size {run.batch_size} is larger than the {len(data)} images of {data.name}; lower it")
-    steps_per_epoch = len(data) // run.batch_size
+    job = Job(run, data or run.load("train"), Path(folder), label)
+    if job.steps_per_epoch == 0:
+        many, name = len(job.data), job.data.name
+        raise BadInput(f"--batch-size {run.batch_size} is larger than the {many} images of {name}; lower it")
     if resume:
-        rundir.check_same(run, folder, data)
+        rundir.check_same(run, job.folder, job.data)
     else:
-        rundir.claim(run, folder, data, overwrite)
-    s, done = fresh(run, data), 0
-    checkpoint = rundir.load_checkpoint(folder, previous=previous) if resume else None
-    if checkpoint is not None:  # else killed before the first one: the run starts again, and ends the same
-        tensors, done = checkpoint
-        s.restore(tensors)
-    step = two_views(run, s, steps_per_epoch)
-    if data.skipped:
-        engine.say(
-            f"{len(data.skipped)} inputs skipped (all listed in {folder / 'log.jsonl'}), first {data.skipped[0]}"
-        )
-    _loop(run, s, step, folder, done, steps_per_epoch, label, data.skipped)
-    encoder.save(s.encoder, folder)
+        rundir.claim(run, job.folder, job.data, overwrite)
+    if skipped := job.data.skipped:
+        engine.say(f"{len(skipped)} inputs skipped (all listed in {job.folder / 'log.jsonl'}), first {skipped[0]}")
+    with _memory_named(run, job.data):
+        s, done = fresh(run, job.data), 0
+        checkpoint = rundir.load_checkpoint(job.folder, previous=previous) if resume else None
+        if checkpoint is not None:  # else killed before the first one: the run starts again, and ends the same
+            tensors, done = checkpoint
+            s.restore(tensors)
+        _loop(job, s, two_views(run, s, job.steps_per_epoch), done)
+    encoder.save(s.encoder, job.folder)
     return s.encoder.eval()
 
 
-def _loop(
-    run: Run,
-    s: State,
-    step: Callable[[], None],
-    folder: Path,
-    done: int,
-    steps_per_epoch: int,
-    label: str,
-    skipped: list[str],
-) -> None:
+@dataclass(frozen=True)
+class Job:
+    """What one call of `train` is about."""
+
+    run: Run
+    data: Dataset
+    folder: Path
+    label: str
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.data) // self.run.batch_size
+
+    @property
+    def steps(self) -> int:
+        return self.run.epochs * self.steps_per_epoch
+
+
+def _loop(job: Job, s: State, step: Callable[[], None], done: int) -> None:
     """Shuffle, step, look, save - until the last epoch is over."""
-    total = run.epochs * steps_per_epoch
+    run, per_epoch, total = job.run, job.steps_per_epoch, job.steps
     reader, at, shown = engine.Reader(), done, done
     started = saved = time.monotonic()
     with (
         _stop_requested() as stop,
-        progress.bar(label, total) as advance,
-        rundir.Log(run, folder, done, skipped) as log,
+        progress.bar(job.label, total) as advance,
+        rundir.Log(run, job.folder, done, job.data.skipped) as log,
+        _feeder(job, s, log) as feed,
     ):
         advance(done)
         while at < total:
-            if at % steps_per_epoch == 0:
+            if at % per_epoch == 0:
                 s.order.copy_(torch.randperm(len(s.order), generator=s.generator, device=s.order.device))
                 s.totals.zero_()
                 s.alive.zero_()
+            feed(at % per_epoch)
             step()
             at += 1
             save = at == total or stop.is_set() or time.monotonic() - saved > run.checkpoint_seconds
-            if save or at % steps_per_epoch == 0 or at % READ_EVERY == 0:
+            if save or at % per_epoch == 0 or at % READ_EVERY == 0:
                 reader.post(at, s.totals)
             for seen, totals in reader.arrived(wait=save):
-                line = _summary(totals, seen, steps_per_epoch)
-                _check_finite(totals, seen, steps_per_epoch, folder)
+                line = _summary(totals, seen, per_epoch)
+                _check_finite(totals, seen, per_epoch, job.folder)
                 advance(seen - shown, note="loss {loss:.3f}  alive {alive}  zeros {zeros:.0%}".format(**line))
                 shown = seen
-                if seen % steps_per_epoch == 0:
+                if seen % per_epoch == 0:
                     log.write(line, seconds=time.monotonic() - started)
             if save:  # everything up to here was seen and is finite
-                rundir.save_checkpoint(folder, s.tensors(), at)
+                rundir.save_checkpoint(job.folder, s.tensors(), at)
                 saved = time.monotonic()
             if stop.is_set() and at < total:
-                again = _resume_command(run, folder)
+                again = _resume_command(run, job.folder)
                 raise Interrupted(f"stopped at step {at} of {total}; nothing is lost. Resume with: {again}")
+
+
+@contextmanager
+def _feeder(job: Job, s: State, log: rundir.Log) -> Iterator[Callable[[int], None]]:
+    """What puts batch `i` of the epoch into `s.images`, for i = 0, 1, ... or from where a run is resumed."""
+    if not s.streamed:
+        yield lambda _: None
+        return
+    n, device = job.run.batch_size, s.images.device
+    batches: Iterator[tuple[Tensor, dict[int, str]]] | None = None
+    with Source(job.data.images, batch_size=n, device=device) as source:
+
+        def feed(i: int) -> None:
+            nonlocal batches
+            if i == 0 or batches is None:
+                batches = source.batches(s.order[i * n : job.steps_per_epoch * n])  # the device waits: once an epoch
+            x, bad = next(batches)
+            if bad:
+                which = s.order[i * n : (i + 1) * n].tolist()
+                _list_unreadable({job.data.ids[which[row]]: why for row, why in bad.items()}, job, log)
+                replace_unreadable(x, bad)
+            s.images.copy_(x, non_blocking=True)  # queued behind the step that still reads what is there
+
+        yield feed
+
+
+def _list_unreadable(bad: dict[str, str], job: Job, log: rundir.Log) -> None:
+    """Name, once each, the images that could be opened when training began and cannot be decoded now."""
+    new = [line for name, why in bad.items() if (line := f"{name}: {why}") not in job.data.skipped]
+    for line in new:
+        if job.run.strict:
+            raise BadInput(f"{line}; mend or remove it, or train without --strict")
+        engine.say(f"cannot be read, and another image is taken in its place: {line}")
+    if new:
+        job.data.skipped.extend(new)
+        with log.path.open("a", encoding="utf-8") as f:
+            f.write(json.dumps({"skipped": new}) + "\n")
+
+
+@contextmanager
+def _memory_named(run: Run, data: Dataset) -> Iterator[None]:
+    """Turn a GPU's lack of memory into a sentence that says how much was needed and what to lower."""
+    try:
+        yield
+    except RuntimeError as error:
+        short = _out_of_memory(error)
+        if short is None:
+            raise
+        asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(short))
+        held = ""
+        if (device := run.torch_device()).type == "cuda":
+            free, whole = (x / 2**30 for x in torch.cuda.mem_get_info(device))
+            most = torch.cuda.max_memory_reserved(device) / 2**30
+            held = f" beyond the {most:.1f} GiB it had taken, and of the GPU's {whole:.1f} GiB {free:.1f} are free"
+        raise BadInput(
+            f"too little GPU memory: the run needs {asked[1] if asked else 'more'}{held}; lower --batch-size (now "
+            f"{run.batch_size}) or --image-size (now {data.image_size}), or take a smaller --backbone or --projector"
+        ) from error
+
+
+def _out_of_memory(error: BaseException | None) -> torch.OutOfMemoryError | None:
+    """The lack of memory that led to `error`: a CUDA graph that could not be recorded hides it behind its own."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _summary(totals: list[float], at: int, steps_per_epoch: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What every data set is: uint8 images, labels if there are any, and a name for each image.
+"""What every data set is: uint8 images, in memory or on disk, labels if there are any, and a name for each image.
 
 N images, C channels, H height, W width.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from nonneg.data.stream import Files
 from nonneg.errors import BadInput
 
 
@@ -18,7 +19,7 @@ class Dataset:
     """Square uint8 images N x C x H x W with optional labels; `skipped` says what could not be used, and why."""
 
     name: str
-    images: Tensor = field(repr=False)  # uint8, N x C x H x W, C is 1 or 3, H = W
+    images: Tensor | Files = field(repr=False)  # uint8, N x C x H x W, C is 1 or 3, H = W
     labels: Tensor | None = field(repr=False)  # int64, N
     classes: list[str] | None
     ids: list[str] = field(repr=False)  # a path relative to the root, or the index as text
@@ -42,9 +43,12 @@ class Dataset:
         return self.images.shape[-1]
 
     def fingerprint(self) -> str:
-        """The first 16 hex digits of sha256(shape, bytes of the images, labels)."""
+        """The first 16 hex digits of sha256(shape, images, labels); of images on disk only names and lengths count."""
         digest = hashlib.sha256(f"{tuple(self.images.shape)}".encode())
-        digest.update(self.images.cpu().contiguous().numpy().data)
+        if isinstance(self.images, Files):
+            digest.update(f"{list(zip(self.ids, self.images.lengths, strict=True))}".encode())
+        else:
+            digest.update(self.images.cpu().contiguous().numpy().data)
         if self.labels is not None:
             digest.update(b"labels")
             digest.update(self.labels.cpu().contiguous().numpy().data)
@@ -59,15 +63,16 @@ class Dataset:
         if low < 0 or high >= len(self):
             raise BadInput(f"{self.name}: a subset asks for images {low} to {high}, but there are 0 to {len(self) - 1}")
         chosen = chosen.long()
+        images, which = self.images, chosen.tolist()
         return replace(
             self,
-            images=self.images[chosen.to(self.images.device)],
+            images=images.subset(which) if isinstance(images, Files) else images[chosen.to(images.device)],
             labels=None if self.labels is None else self.labels[chosen.to(self.labels.device)],
-            ids=[self.ids[i] for i in chosen.tolist()],
+            ids=[self.ids[i] for i in which],
         )
 
 
-def check_images(name: str, images: Tensor) -> None:
+def check_images(name: str, images: Tensor | Files) -> None:
     if images.dtype != torch.uint8:
         raise BadInput(f"{name}: images are {images.dtype}, but must be torch.uint8 (0 to 255)")
     if images.ndim != 4 or images.shape[1] not in (1, 3):

@@ -4,21 +4,27 @@ N images, C = 3 channels, S the side of the square they are brought to.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
 
 from nonneg.data.dataset import Dataset
 from nonneg.data.pictures import EXTENSIONS, MANY, strictly_sized, try_read
 from nonneg.data.splits import check, hold_out
+from nonneg.data.stream import Files, number
 from nonneg.errors import BadInput
 from nonneg.progress import track
 
 SIZE = 64
+RESIDENT_GB = 2.0  # GiB of pixels; beyond it a split stays on disk
 TRAIN_NAMES = ("train",)
 TEST_NAMES = ("test", "val", "valid", "validation")  # the first of these that is there is the test split
 
@@ -48,14 +54,18 @@ def folder(
 
     `train/` beside `test/` (or `val/`, `valid/`, `validation/`) are the splits; otherwise a fifth of the files, chosen
     by a hash of their paths, is test. What cannot be used is listed in `skipped`; with `strict` it is an error.
+
+    A split of more than 2 GiB of pixels (or $NONNEG_RESIDENT_GB) stays on disk, as `Files`: its pictures are only
+    opened here, and decoded anew each time they are used.
     """
     check(split, image_size)
     root = existing_folder(root)
     parts, skipped = list_splits(root)
     refuse(skipped if strict else [], root)
     size, other = image_size or SIZE, "test" if split == "train" else "train"
+    read = decode if len(parts[split].pictures) * 3 * size**2 <= resident_bytes() else inspect
     with strictly_sized():
-        images, good, bad = decode(parts[split].pictures, size, root, strict=strict)
+        images, good, bad = read(parts[split].pictures, size, root, strict=strict)
         usable = {p.label for p in good}
         classes, empty = [], []
         for name in sorted({*parts["train"].classes, *parts["test"].classes}):
@@ -70,7 +80,7 @@ def folder(
     labels = [index[p.label] for p in good if p.label is not None]
     return Dataset(
         name="folder",
-        images=torch.from_numpy(images),
+        images=images,
         labels=torch.tensor(labels) if labels else None,
         classes=classes if labels else None,
         ids=[p.id for p in good],
@@ -171,25 +181,61 @@ def list_splits(root: Path) -> tuple[dict[str, Listing], list[str]]:
     return parts, whole.skipped
 
 
-def decode(
-    pictures: list[Picture], size: int, root: Path, *, strict: bool
-) -> tuple[np.ndarray, list[Picture], list[str]]:
+def resident_bytes() -> float:
+    """How many bytes of pixels are held in memory at most."""
+    return number("NONNEG_RESIDENT_GB", RESIDENT_GB) * 2**30
+
+
+def decode(pictures: list[Picture], size: int, root: Path, *, strict: bool) -> tuple[Tensor, list[Picture], list[str]]:
     """Images N x 3 x S x S of those that can be read, which ones these are, and why the others cannot."""
     images = np.empty((len(pictures), 3, size, size), np.uint8)
+    refuse_in = root if strict else None
+    good, bad = sift(pictures, lambda p: try_read(p.path, size), images.__setitem__, refuse_in, "reading images")
+    return torch.from_numpy(images[: len(good)]), good, bad
+
+
+def inspect(pictures: list[Picture], size: int, root: Path, *, strict: bool) -> tuple[Files, list[Picture], list[str]]:
+    """The same with the images left on disk: what begins like a picture counts as one that can be read."""
+    lengths: list[int] = []
+    refuse_in = root if strict else None
+    good, bad = sift(pictures, lambda p: try_open(p.path), lengths.insert, refuse_in, "inspecting images")
+    return Files([str(p.path) for p in good], lengths, size), good, bad
+
+
+def sift(
+    pictures: list[Picture],
+    attempt: Callable[[Picture], Any],
+    keep: Callable[[int, Any], object],
+    refuse_in: Path | None,
+    title: str,
+) -> tuple[list[Picture], list[str]]:
+    """The pictures on which `attempt` succeeds, its k-th success given to `keep`, and why it fails on the others."""
     good: list[Picture] = []
     bad: list[str] = []
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # Pillow decodes outside Python's lock
-        results = pool.map(lambda p: try_read(p.path, size), pictures)
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # Pillow works outside Python's lock
+        results = pool.map(attempt, pictures)
         if len(pictures) >= MANY:
-            results = track(results, "reading images", len(pictures))
+            results = track(results, title, len(pictures))
         try:
             for picture, result in zip(pictures, results, strict=True):
                 if isinstance(result, str):
                     bad.append(f"{picture.id}: {result}")
-                    refuse(bad if strict else [], root)
+                    if refuse_in is not None:
+                        refuse(bad, refuse_in)
                 else:
-                    images[len(good)] = result
+                    keep(len(good), result)
                     good.append(picture)
         finally:
             pool.shutdown(cancel_futures=True)  # after an error the rest is not worth waiting for
-    return images[: len(good)], good, bad
+    return good, bad
+
+
+def try_open(path: Path) -> int | str:
+    """The length in bytes of a file that begins like a picture, or the reason why it is none."""
+    with suppress(Exception):  # whatever it was, `try_read` has the words for it
+        if path.is_file() and path.stat().st_size:  # opening a pipe would wait for ever
+            with Image.open(path) as image:
+                if image.mode != "F":
+                    return path.stat().st_size
+    result = try_read(path, 1)
+    return result if isinstance(result, str) else path.stat().st_size

@@ -1,0 +1,212 @@
+"""Seconds an epoch of CIFAR training: ours in each mode beside the conventional pipeline, in one run.
+
+Ours keeps data and augmentation on the device. The conventional pipeline is Pillow and torchvision transforms on
+loader workers feeding the same model, loss, optimiser and precision. Synthetic images of CIFAR's shape: speed does not
+depend on what they show.
+
+    python benchmarks/train_step.py                      # on a GPU: about two minutes
+    python benchmarks/train_step.py --steps 2 --batch 8  # on a CPU: only to see that it runs
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from nonneg.data import Dataset
+from nonneg.optim import warmup_cosine
+from nonneg.run import CIFAR, Run
+from nonneg.train import State, fresh, two_views
+
+IMAGES = 50_000
+
+
+def synthetic(n: int) -> Dataset:
+    """Smooth random pictures: neither constant, which a kernel may like, nor noise, which a codec may not."""
+    g = torch.Generator().manual_seed(0)
+    coarse = torch.randint(0, 256, (n, 3, 8, 8), generator=g).float()
+    images = torch.nn.functional.interpolate(coarse, size=32, mode="bilinear").to(torch.uint8)
+    return Dataset("synthetic", images, None, None, [str(i) for i in range(n)], [])
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(step: Callable[[], Any], steps: int, device: torch.device, *, rounds: int = 3) -> float:
+    """Milliseconds a step: the median of `rounds` runs of `steps` steps."""
+    for _ in range(min(10, steps)):
+        step()
+    times = []
+    for _ in range(rounds):
+        wait(device)
+        began = time.perf_counter()
+        for _ in range(steps):
+            step()
+        wait(device)
+        times.append((time.perf_counter() - began) / steps * 1000)
+    return sorted(times)[rounds // 2]
+
+
+def ours(run: Run, data: Dataset, steps: int) -> dict[str, Any]:
+    """One mode of the product's own step."""
+    device = run.torch_device()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    state = fresh(run, data)
+    step = two_views(run, state, len(data) // run.batch_size)
+    step()
+    wait(device)
+    first = time.perf_counter() - began
+    ms = timed(step, steps, device)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+    return {"name": f"ours, {run.mode}", "ms": ms, "seconds_to_first_step": first, "peak_memory_gib": peak}
+
+
+class _Pairs(torch.utils.data.Dataset):
+    """Two views of an image by torchvision's transforms on Pillow images, as such code is usually written."""
+
+    def __init__(self, images: torch.Tensor) -> None:
+        from torchvision import transforms as T  # pyright: ignore[reportMissingImports]
+
+        self.images = images.permute(0, 2, 3, 1).numpy()
+        self.transform = T.Compose(
+            [
+                T.RandomResizedCrop(32, (0.08, 1.0), interpolation=T.InterpolationMode.BICUBIC),
+                T.RandomApply([T.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
+                T.RandomGrayscale(p=0.2),
+                T.RandomApply([_PillowBlur()], p=0.5),
+                T.RandomHorizontalFlip(),
+                T.ToTensor(),
+                T.Normalize((0.49, 0.48, 0.45), (0.25, 0.24, 0.26)),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        from PIL import Image
+
+        picture = Image.fromarray(self.images[i])
+        return self.transform(picture), self.transform(picture)
+
+
+class _PillowBlur:
+    def __call__(self, picture: Any) -> Any:
+        import random
+
+        from PIL import ImageFilter
+
+        return picture.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
+
+
+def conventional(run: Run, data: Dataset, steps: int, workers: int) -> dict[str, Any]:
+    """Loader workers, Pillow, the same model and loss; the optimiser eager, as everywhere."""
+    device = run.torch_device()
+    state: State = fresh(replace(run, mode="eager"), data)
+    loader = torch.utils.data.DataLoader(
+        _Pairs(data.images[:]), run.batch_size, shuffle=True, num_workers=workers, pin_memory=device.type == "cuda",
+        drop_last=True, persistent_workers=workers > 0,
+    )  # fmt: skip
+
+    def forever() -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    batches = forever()
+    n = run.batch_size
+
+    def step() -> None:
+        a, b = next(batches)
+        x = torch.cat([a, b]).to(device, non_blocking=True, memory_format=torch.channels_last)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            encoder = state.encoder
+            z = encoder.map(encoder.projector(encoder.backbone(x)))
+        loss = run.loss(z[:n], z[n:])
+        loss.backward()
+        state.lr.copy_(warmup_cosine(state.step, peak=0.4, warmup=1950, total=39_000))
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+
+    return {"name": f"conventional, {workers} workers", "ms": timed(step, steps, device, rounds=1)}
+
+
+def flops_a_step(run: Run, data: Dataset) -> float:
+    """Floating-point operations of forward and backward for one batch of two views, counted."""
+    state = fresh(replace(run, mode="eager", device="cpu"), data)
+    x = torch.rand(2, data.channels, data.image_size, data.image_size)
+    with FlopCounterMode(display=False) as counter:
+        z = state.encoder(x)
+        z.sum().backward()
+    return counter.get_total_flops() / 2 * 2 * run.batch_size
+
+
+def peak_flops(device: torch.device) -> float:
+    """What a large bfloat16 matrix product reaches on this device, in FLOP/s."""
+    n = 8192 if device.type == "cuda" else 512
+    a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
+    return 2 * n**3 / (timed(lambda: a @ b, 20, device) / 1000)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--workers", type=int, nargs="*", default=[4, 16])
+    parser.add_argument("--out", type=Path, help="also write the rows here, as JSON")
+    args = parser.parse_args()
+    run = replace(CIFAR, batch_size=args.batch)
+    device = run.torch_device()
+    data = synthetic(IMAGES if device.type == "cuda" else 4 * args.batch)
+    modes = ("eager", "compiled", "graph") if device.type == "cuda" else ("eager",)
+    rows = [ours(replace(run, mode=mode), data, args.steps) for mode in modes]
+    try:
+        import torchvision  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except (ImportError, RuntimeError) as error:
+        print(f"the conventional pipeline needs torchvision, which does not import here ({error})")
+    else:
+        rows += [conventional(run, data, min(args.steps, 40), workers) for workers in args.workers]
+    flops, peak = flops_a_step(run, data), peak_flops(device)
+    best = min(rows, key=lambda row: row["ms"])["ms"]
+    per_epoch = IMAGES // args.batch
+    for row in rows:
+        row["seconds_an_epoch"] = row["ms"] * per_epoch / 1000
+        row["images_a_second"] = args.batch / row["ms"] * 1000
+        row["share_of_peak"] = flops / (row["ms"] / 1000) / peak
+        row["times_our_best"] = row["ms"] / best
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    floor = flops / peak * per_epoch
+    print(
+        f"{where}, torch {torch.__version__}; ResNet-18, batch {args.batch}, two views, {flops / 1e12:.2f} TFLOP a step"
+    )
+    print(
+        f"peak {peak / 1e12:.0f} TFLOP/s (bfloat16 product, measured); floor {floor:.2f} s an epoch of {IMAGES} images"
+    )
+    heads = ("ms/step", "s/epoch", "images/s", "of peak", "ratio", "first step", "memory")
+    print(" " * 28 + "".join(f"{h:>{w}s}" for h, w in zip(heads, (9, 9, 10, 9, 7, 12, 10), strict=True)))
+    for row in rows:
+        first, memory = row.get("seconds_to_first_step"), row.get("peak_memory_gib")
+        print(
+            f"{row['name']:28s} {row['ms']:8.2f} {row['seconds_an_epoch']:8.2f} {row['images_a_second']:9.0f} "
+            f"{row['share_of_peak']:8.1%} {row['times_our_best']:6.2f} "
+            + (f"{first:9.1f} s" if first else " " * 11)
+            + (f" {memory:5.2f} GiB" if memory else "")
+        )
+    if args.out:
+        about = {"where": where, "torch": torch.__version__, "batch": args.batch, "flops_a_step": flops}
+        about |= {"peak_flops": peak, "floor_seconds_an_epoch": floor, "rows": rows}
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(about, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

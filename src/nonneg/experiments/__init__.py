@@ -1,0 +1,95 @@
+"""The paper's tables, one file each: which runs, what the paper printed, and by which protocol they are probed.
+
+A file here that defines EXPERIMENT is offered as `nonneg reproduce NAME`.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from nonneg import finetune
+from nonneg.errors import BadInput, unknown
+from nonneg.finetune import ProbeRun
+from nonneg.run import Run
+
+POINTS, COUNT = 100.0, 1.0  # shares are shown as percentages, in points; counts as they are
+MEASURES = {  # what a table may show: its text, and what the stored number is multiplied by
+    "probe_h": ("linear probe", POINTS),
+    "tune_h": ("fine-tune", POINTS),
+    "probe_z": ("linear probe, projector", POINTS),
+    "tune_z": ("fine-tune, projector", POINTS),
+    "linear_probe": ("logistic regression", POINTS),
+    "linear_probe_z": ("logistic regression, projector", POINTS),
+    "knn": ("k-NN", POINTS),
+    "knn_z": ("k-NN, projector", POINTS),
+    "sparsity": ("sparsity", POINTS),
+    "class_consistency": ("class consistency", POINTS),
+    "top10_consistency": ("top-10 consistency", POINTS),
+    "orthogonality": ("mean |cosine| between features, x 100", POINTS),
+    "live_features": ("live features", COUNT),
+    "dead_features": ("dead features", COUNT),
+    "effective_rank": ("effective rank", COUNT),
+    "active_per_sample_median": ("active features per sample, median", COUNT),
+    "active_least": ("active features per sample, least", COUNT),
+    "active_under_20": ("samples with under 20 active features", POINTS),
+    "ood_stylized": ("linear probe, Stylized", POINTS),
+    "ood_corruption": ("linear probe, Corruption", POINTS),
+    "ood_sketch": ("linear probe, Sketch", POINTS),
+}
+
+PROBE = partial(finetune.probe, epochs=50)
+TUNE = partial(finetune.probe, tune=True, epochs=30)
+
+
+def as_given(data_root: Path | None, work: Path, classes: Path | None) -> Path | None:  # noqa: ARG001
+    """The data where the user said they are."""
+    if classes is not None:
+        raise BadInput("--classes chooses among the folders of imagenet100; this experiment's classes are fixed")
+    return data_root
+
+
+def nothing_more(probed: Mapping[str, ProbeRun], run: Run) -> dict[str, float]:  # noqa: ARG001
+    """No measure beyond those that every experiment takes."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table. A run is named METHOD-sSEED; `paper` is in the table's units, by measure and method."""
+
+    runs: dict[str, Run]
+    methods: dict[str, str]  # method -> what the table calls it
+    table: tuple[str, ...]  # measures, in order
+    paper: dict[tuple[str, str], float]
+    probe: partial[dict[str, ProbeRun]] | None = PROBE
+    tune: partial[dict[str, ProbeRun]] | None = TUNE
+    show: tuple[str, ...] = ()  # runs that the report and the figure put side by side
+    borrowed: dict[str, tuple[str, str]] = field(default_factory=dict)  # run -> (experiment, run) that is the same
+    prepare: Callable[[Path | None, Path, Path | None], Path | None] = as_given  # (data root, work, classes) -> root
+    more: Callable[[Mapping[str, ProbeRun], Run], dict[str, float]] = nothing_more  # from the frozen probes
+
+    def __post_init__(self) -> None:
+        stray = [name for name in self.runs if method_of(name) not in self.methods]
+        assert not stray, f"runs without a method: {stray}"
+        assert all(k in self.table and m in self.methods for k, m in self.paper), "a paper cell outside the table"
+        assert {*self.show, *self.borrowed} <= self.runs.keys() and MEASURES.keys() >= set(self.table)
+
+
+def method_of(name: str) -> str:
+    """METHOD of METHOD-sSEED."""
+    return name.rpartition("-s")[0]
+
+
+def names() -> list[str]:
+    """Every experiment there is."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def find(name: str) -> Experiment:
+    """The experiment declared in the file of that name."""
+    if name not in names():
+        raise unknown("experiment", name, names())
+    return importlib.import_module(f"nonneg.experiments.{name}").EXPERIMENT

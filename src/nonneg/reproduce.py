@@ -1,0 +1,447 @@
+"""The paper's tables again: train what is declared, evaluate it at once, write a line, and set paper beside ours.
+
+N images, D features. Results are lines in RESULTS/EXPERIMENT.jsonl, one a run, so that later work adds to them; run
+folders (large, not for a repository) are RUNS/EXPERIMENT/RUN. Whatever is there already is not done again.
+"""
+
+import io
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from PIL import Image
+from torch import Tensor
+
+from nonneg import encoder, engine, experiments, features, figures, files, metrics, report, rundir
+from nonneg.data import Dataset
+from nonneg.encoder import Encoder
+from nonneg.errors import BadInput, unknown
+from nonneg.evaluate import measure
+from nonneg.experiments import MEASURES, Experiment, method_of
+from nonneg.features import Features
+from nonneg.figures import Column
+from nonneg.run import Run
+from nonneg.train import Interrupted, train
+
+NOT_RUN = "not run"
+TRAIN_BYTES, TEST_BYTES, FIGURE_BYTES = int(1.5 * 2**20), int(2.7 * 2**20), 1_000_000  # what a repository can bear
+NEAR_DENSE = 0.99  # share of values other than zero above which positions are not worth storing
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell of the paper beside ours: the mean and the standard deviation over `seeds` runs, None where not run."""
+
+    measure: str
+    method: str
+    paper: float | None
+    ours: float | None
+    std: float | None
+    seeds: int
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.paper is None or self.ours is None else self.ours - self.paper
+
+    def cells(self) -> tuple[str, str, str, str, str, str]:
+        """Measure, method, paper, ours, difference, seeds, as text."""
+        spread = "" if self.std is None else f" ± {self.std:.1f}"
+        ours = NOT_RUN if self.ours is None else f"{self.ours:.1f}{spread}"
+        paper = "" if self.paper is None else f"{self.paper:.1f}"
+        difference = "" if self.difference is None else f"{self.difference:+.1f}"
+        return self.measure, self.method, paper, ours, difference, str(self.seeds)
+
+
+def reproduce(
+    name: str,
+    *,
+    data_root: Path | None = None,
+    results: Path = Path("experiments/results"),
+    runs: Path = Path("runs"),
+    only: Sequence[str] = (),
+    seeds: int | None = None,
+    report_only: bool = False,
+    epochs: int | None = None,
+    classes: Path | None = None,
+    device: str = "auto",
+    change: Callable[[Run], Run] | None = None,
+) -> list[Row]:
+    """Train and evaluate every declared run of an experiment that has no result yet, and return its table.
+
+    `only` names runs or their beginnings (cl, ncl-s1), `seeds` takes seeds below it, `report_only` reads and does
+    nothing else. `epochs` tries everything shortened, under a name of its own beside the real results.
+    """
+    experiment = experiments.find(name)
+    if epochs is not None:
+        name, experiment = f"{name}-{epochs}epochs", _shortened(experiment, epochs)
+    chosen = _chosen(experiment, only, seeds)
+    if not report_only:
+        before = _results(name, experiment, results)
+        todo = [n for n in chosen if not _done(before.get(n), experiment, runs / name / n)]
+        root = experiment.prepare(data_root, runs / name / "data", classes) if todo else None
+        for i, run_name in enumerate(todo):
+            run = replace(experiment.runs[run_name], data_root=root, device=device)
+            run = change(run) if change else run
+            engine.say(f"{name}: {run_name}, {i + 1} of {len(todo)} to do")
+            for line in _run_one(name, run_name, experiment, run, runs / name / run_name, results):
+                _put(results / f"{name}.jsonl", line)
+        if any(run_name in todo for run_name in experiment.show):
+            write_figures(name, experiment, results=results, runs=runs)
+    rows = table(name, experiment, results)
+    if not report_only:
+        files.write_text(results / f"{name}.md", as_markdown(rows))
+    return rows
+
+
+def table(name: str, experiment: Experiment, results: Path) -> list[Row]:
+    """A row for every measure and method that is declared, from the results there are."""
+    done, rows = _results(name, experiment, results), []
+    for key in experiment.table:
+        text, scale = MEASURES[key]
+        for method, called in experiment.methods.items():
+            mine = [line["measures"].get(key) for run_name, line in done.items() if method_of(run_name) == method]
+            values = [scale * v for v in mine if v is not None]
+            rows.append(
+                Row(
+                    measure=text,
+                    method=called,
+                    paper=experiment.paper.get((key, method)),
+                    ours=statistics.fmean(values) if values else None,
+                    std=statistics.stdev(values) if len(values) > 1 else None,
+                    seeds=len(values),
+                )
+            )
+    return rows
+
+
+def rows_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows as plain values, percentages in points."""
+    return [{k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(row).items()} for row in rows]
+
+
+HEADER = ("measure", "method", "paper", "ours", "difference", "seeds")
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """The table as Markdown."""
+    lines = [HEADER, ("---",) * len(HEADER), *(row.cells() for row in rows)]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+# Which runs, and which are done
+
+
+def _chosen(experiment: Experiment, only: Sequence[str], seeds: int | None) -> list[str]:
+    """The runs that `only` and `seeds` leave, in the order of the declaration."""
+    for wanted in only:
+        if not any(_begins(name, wanted) for name in experiment.runs):
+            raise unknown("run", wanted, {*experiment.runs, *experiment.methods})
+    if seeds is not None and seeds < 1:
+        raise BadInput(f"--seeds is {seeds}: give at least 1")
+    return [
+        name
+        for name, run in experiment.runs.items()
+        if (not only or any(_begins(name, wanted) for wanted in only)) and (seeds is None or run.seed < seeds)
+    ]
+
+
+def _begins(name: str, wanted: str) -> bool:
+    return name == wanted or name.startswith(f"{wanted}-")
+
+
+def _shortened(experiment: Experiment, epochs: int) -> Experiment:
+    """The same, every training and probe cut to `epochs`; nothing is borrowed, since nothing is the same."""
+    if epochs < 1:
+        raise BadInput(f"--epochs is {epochs}: give at least 1")
+
+    def cut(probe: partial | None) -> partial | None:
+        return probe and partial(probe, epochs=min(epochs, probe.keywords["epochs"]))
+
+    shorter = {name: replace(run, epochs=epochs) for name, run in experiment.runs.items()}
+    return replace(experiment, runs=shorter, borrowed={}, probe=cut(experiment.probe), tune=cut(experiment.tune))
+
+
+def _results(name: str, experiment: Experiment, results: Path) -> dict[str, dict[str, Any]]:
+    """The result of each declared run that has one, its own or borrowed; the last where there are several."""
+    lines = _read_lines(results / f"{name}.jsonl")
+    for run_name, (other, twin) in experiment.borrowed.items():
+        if run_name not in lines and twin in (theirs := _read_lines(results / f"{other}.jsonl")):
+            lines[run_name] = theirs[twin]
+    return {run_name: lines[run_name] for run_name in experiment.runs if run_name in lines}
+
+
+def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    out = {}
+    for i, line in enumerate(text.splitlines()):
+        try:
+            value = json.loads(line)
+            out[value["name"]] = {**value, "measures": dict(value["measures"])}
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+            raise BadInput(f"{path}: line {i + 1} is not a result; mend or remove that line") from None
+    return out
+
+
+def _done(line: dict[str, Any] | None, experiment: Experiment, folder: Path) -> bool:
+    """Whether nothing is left to do: all is measured, or the model is gone and what there is must do."""
+    if line is None:
+        return False
+    return experiment.tune is None or "tune_z" in line["measures"] or not (folder / "model.safetensors").exists()
+
+
+def _put(path: Path, line: dict[str, Any]) -> None:
+    """The file again with this run's line, new or in place of its old one, so that it is never half written."""
+    lines = {**_read_lines(path), line["name"]: line}
+    files.write_text(path, "".join(f"{json.dumps(value, allow_nan=False)}\n" for value in lines.values()))
+
+
+# One run
+
+
+def _run_one(
+    name: str, run_name: str, experiment: Experiment, run: Run, folder: Path, results: Path
+) -> Iterator[dict[str, Any]]:
+    """Train (or go on, or load), evaluate on the same device, keep what later measures need.
+
+    Yields the result's line after each stage of the evaluation, cheapest first: an interruption loses one stage.
+    """
+    device = run.torch_device()
+    train_data, test_data = run.load("train"), run.load("test")
+    _forget_compiled(device)
+    try:
+        model = _trained(run, folder, train_data, f"training {run_name}")
+    except Interrupted:
+        raise Interrupted(f"{run_name} was stopped; nothing is lost. Continue with the same command") from None
+    began = time.monotonic()
+    train_z, test_z = (features.extract(model, d, device=device) for d in (train_data, test_data))
+    half = {k: v.bfloat16() if v.is_floating_point() else v for k, v in model.state_dict().items()}
+    files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
+    kept = _keep_both(f"{name}-{run_name}", results / "features", train_z, test_z, run.seed)
+    mode, precision = engine.choose(run.mode, run.precision, device)
+    for numbers in evaluate(experiment, run, folder, model, (train_data, train_z), (test_data, test_z)):
+        yield {
+            "experiment": name,
+            "name": run_name,
+            "method": experiment.methods[method_of(run_name)],
+            "seed": run.seed,
+            "epochs": run.epochs,
+            "measures": {k: round(v, 6) for k, v in numbers.items()},
+            "train_seconds": rundir.read_log(folder)[-1]["seconds"],
+            "evaluate_seconds": round(time.monotonic() - began, 1),
+            "batch_size": run.batch_size,
+            "mode": mode,
+            "precision": precision,
+            "hardware": _hardware(device),
+            "torch": str(torch.__version__),
+            "commit": _commit(),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "kept": kept,
+            "run": {k: v for k, v in run.to_json().items() if k not in rundir.FREE},
+        }
+
+
+def _trained(run: Run, folder: Path, data: Dataset, label: str) -> Encoder:
+    """The run's encoder: loaded if it is finished, continued if it was begun, trained otherwise."""
+    if (folder / "model.safetensors").exists():
+        rundir.check_same(run, folder, data)
+        return encoder.load(folder)
+    return train(run, folder, data=data, resume=(folder / "run.json").exists(), label=label)
+
+
+def evaluate(
+    experiment: Experiment,
+    run: Run,
+    folder: Path,
+    model: Encoder,
+    train: tuple[Dataset, Features],
+    test: tuple[Dataset, Features],
+) -> Iterator[dict[str, float]]:
+    """Every measure by name, shares as shares, all so far after each stage; defined in the folder's metrics.json."""
+    device = run.torch_device()
+    measured = measure(train[1], test[1], device=device)
+    files.write_json(folder / "metrics.json", measured)
+    numbers = {k: entry["value"] for k, entry in measured.items() if entry["value"] is not None}
+    numbers |= activity(test[1].z)
+    how = {"seed": run.seed, "device": device, "mode": run.mode, "precision": run.precision}
+    if experiment.probe:
+        _forget_compiled(device)
+        probed = experiment.probe(model, train[0], test[0], on=("h", "z"), **how)
+        numbers |= {f"probe_{place}": found.accuracy for place, found in probed.items()}
+        numbers |= {f"probe_{place}_train": found.train_accuracy for place, found in probed.items()}
+        numbers |= experiment.more(probed, run)
+    yield numbers
+    for place in ("h", "z") if experiment.tune else ():
+        assert experiment.tune is not None
+        _forget_compiled(device)
+        numbers[f"tune_{place}"] = experiment.tune(model, train[0], test[0], on=(place,), **how)[place].accuracy
+        yield numbers
+
+
+def activity(z: Any, *, eps: float = 1e-5) -> dict[str, float]:
+    """How many features are active on a sample: least, tenth, ninetieth percentile, most, and the share under 20."""
+    counts = metrics.active_per_sample(z, eps=eps)
+    low, high = np.quantile(counts, [0.1, 0.9])
+    return {
+        "active_least": int(counts.min()),
+        "active_low": float(low),
+        "active_high": float(high),
+        "active_most": int(counts.max()),
+        "active_under_20": float((counts < 20).mean()),
+    }
+
+
+def _forget_compiled(device: torch.device) -> None:
+    """Drop compiled code: it belongs to an earlier run, and after eight versions torch.compile would give up."""
+    if device.type == "cuda":
+        torch.compiler.reset()
+
+
+def _hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(errors="replace").splitlines() if info.exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    model = named[0] if named else platform.processor() or platform.machine()
+    threads = torch.get_num_threads()
+    return f"{model}, {threads} thread{'s' * (threads > 1)}"
+
+
+def _commit() -> str:
+    """The commit of this code, marked where files differ from it; $NONNEG_COMMIT names that of a bare copy."""
+
+    def git(*words: str) -> str:
+        here = Path(__file__)
+        done = subprocess.run(["git", "-C", str(here.parent), *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # else it is somebody else's clone that we lie in
+        return git("rev-parse", "--short", "HEAD") + ("-dirty" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("NONNEG_COMMIT", "unknown")
+
+
+# Features kept with the results
+
+
+@dataclass(frozen=True)
+class Kept:
+    """z (N x D, CSR) within half a `quantum` (D) of what it was, zeros where they were; labels N or None."""
+
+    z: Any
+    labels: np.ndarray | None
+    quantum: np.ndarray
+
+
+def _keep_both(stem: str, folder: Path, train: Features, test: Features, seed: int) -> list[str]:
+    """Keep the test features, and the training features if small; dense ones of the first seed only. What was kept."""
+    kept = []
+    for split, made, limit in (("test", test, TEST_BYTES), ("train", train, TRAIN_BYTES)):
+        if seed == 0 or not _near_dense(made.z):
+            packed = pack(made.z, made.labels)
+            if len(packed) < limit:
+                path = folder / f"{stem}-{split}.npz"
+                with files.atomic(path) as temporary:
+                    temporary.write_bytes(packed)
+                kept.append(path.name)
+    return kept
+
+
+def pack(z: Any, labels: np.ndarray | None) -> bytes:
+    """z in 8 bits a value, as a .npz: cell = floor(z / quantum_d), quantum_d = max_n |z_nd| / 256 (128 if signed).
+
+    A value is read back as the middle of its cell, so that what is not zero never becomes zero.
+    """
+    z = sp.csr_array(z)
+    n, d = z.shape
+    signed = bool((z.data < 0).any())
+    largest = np.full(d, 1e-30)
+    np.maximum.at(largest, z.indices, np.abs(z.data))
+    quantum = (largest / (128 if signed else 256)).astype(np.float32)
+    low, high, kind = (-128, 127, np.int8) if signed else (0, 255, np.uint8)
+    if _near_dense(z):
+        arrays = {"cells": np.floor(z.toarray() / quantum).clip(low, high).astype(kind)}
+    else:
+        width = np.uint8 if d <= 2**8 else np.uint16 if d <= 2**16 else np.int32
+        cells = np.floor(z.data / quantum[z.indices]).clip(low, high).astype(kind)
+        arrays = {"cells": cells, "indices": z.indices.astype(width), "indptr": z.indptr.astype(np.int32)}
+    arrays |= {"quantum": quantum, "shape": np.array([n, d])}
+    if labels is not None:
+        arrays["labels"] = labels.astype(np.uint8 if labels.max(initial=0) < 2**8 else np.uint16)
+    out = io.BytesIO()
+    np.savez_compressed(out, allow_pickle=False, **arrays)
+    return out.getvalue()
+
+
+def load_kept(path: Path) -> Kept:
+    """Features that `pack` packed."""
+    try:
+        with np.load(path, allow_pickle=False) as f:
+            quantum, shape, cells = f["quantum"], tuple(f["shape"]), f["cells"].astype(np.float32) + np.float32(0.5)
+            labels = f["labels"].astype(np.int64) if "labels" in f else None
+            if "indices" not in f:
+                return Kept(sp.csr_array(cells * quantum), labels, quantum)
+            indices = f["indices"].astype(np.int32)
+            return Kept(sp.csr_array((cells * quantum[indices], indices, f["indptr"]), shape=shape), labels, quantum)
+    except FileNotFoundError:
+        raise BadInput(f"{path} does not exist; `kept` in the results says which features were kept") from None
+    except (ValueError, KeyError, IndexError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{path} is damaged or no kept features ({error})") from None
+
+
+def _near_dense(z: Any) -> bool:
+    return z.nnz > NEAR_DENSE * z.shape[0] * z.shape[1]
+
+
+# Pictures
+
+
+def write_figures(name: str, experiment: Experiment, *, results: Path, runs: Path) -> None:
+    """The runs that an experiment shows, side by side: RUNS/NAME/report.html and RESULTS/figures/NAME.png."""
+    folders = [runs / name / run_name for run_name in experiment.show]
+    columns = [c for folder in folders if (folder / "metrics.json").exists() and (c := _column(folder, experiment))]
+    if not columns:
+        return
+    intro = f"nonneg reproduce {name}: {', '.join(c.title for c in columns)}, from the same seed."
+    report.write(columns, runs / name / "report.html", title=f"{name}: what the features look at", intro=intro)
+    picture = figures.hero(columns, rows=6)
+    if len(picture) > FIGURE_BYTES:
+        picture = figures.png(Image.open(io.BytesIO(picture)).convert("RGB"), palette=True)
+    with files.atomic(results / "figures" / f"{name}.png") as temporary:
+        temporary.write_bytes(picture)
+
+
+def _column(folder: Path, experiment: Experiment) -> Column | None:
+    """A finished run as a column of the report; None where its test images are not in memory to be shown."""
+    run, _ = rundir.read_run(folder)
+    train_data, test_data = run.load("train"), run.load("test")
+    if not isinstance(test_data.images, Tensor):
+        engine.say(f"{folder}: the test images are streamed, so no figures are drawn of them")
+        return None
+    model, device = encoder.load(folder), run.torch_device()
+    about = run.to_json()
+    return Column(
+        title=experiment.methods[method_of(folder.name)],
+        subtitle=f"{about['data']}, map {about['map']}",
+        train=features.extract(model, train_data, device=device),
+        test=features.extract(model, test_data, device=device),
+        metrics=files.read_json(folder / "metrics.json"),
+        images=test_data.images,
+        classes=test_data.classes,
+        skipped=sorted({*train_data.skipped, *test_data.skipped}),
+        log=rundir.read_log(folder),
+    )

@@ -1,0 +1,389 @@
+"""Reproducing a table: trained once, evaluated at once, continued after an interruption, and reported from files."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from PIL import Image
+
+from nonneg import backbones, experiments, files, reproduce
+from nonneg.errors import BadInput
+from nonneg.experiments import MEASURES, Experiment, cifar10, imagenet100, method_of
+from nonneg.reproduce import Row, load_kept, pack, rows_json
+from nonneg.run import Run
+from nonneg.train import Interrupted
+
+KEYS = {"measure", "method", "paper", "ours", "std", "seeds"}
+
+
+def small(run: Run) -> Run:
+    return replace(run, backbone=partial(backbones.small_net, width=4), projector=(12, 8), batch_size=16, device="cpu")
+
+
+def cifar_files(root: Path) -> Path:
+    """A CIFAR-10 of 40 training and 20 test images in the binary layout; brightness tells the class."""
+    folder, rng = root / "cifar-10-batches-bin", np.random.default_rng(0)
+    folder.mkdir(parents=True)
+
+    def records(n: int) -> bytes:
+        pixels = rng.integers(0, 30, (n, 3072))
+        return b"".join(bytes([i % 10]) + (pixels[i] + 22 * (i % 10)).astype(np.uint8).tobytes() for i in range(n))
+
+    for i in range(1, 6):
+        (folder / f"data_batch_{i}.bin").write_bytes(records(8))
+    (folder / "test_batch.bin").write_bytes(records(20))
+    (folder / "batches.meta.txt").write_text("\n".join(f"thing{i}" for i in range(10)))
+    return root
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cifar_files(tmp_path_factory.mktemp("cifar"))
+
+
+@pytest.fixture(scope="module")
+def pair(cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
+    """Where a small CL and NCL were reproduced, and their table."""
+    place = tmp_path_factory.mktemp("pair")
+    return place, go(place, cifar, seeds=1)
+
+
+def go(place: Path, data_root: Path, name: str = "cifar10", **how: object) -> list[Row]:
+    given = {"data_root": data_root, "results": place / "results", "runs": place / "runs", "epochs": 1, "change": small}
+    return reproduce.reproduce(name, **{**given, **how})  # type: ignore[arg-type]
+
+
+def lines(place: Path, name: str = "cifar10-1epochs") -> list[dict]:
+    return [json.loads(line) for line in (place / "results" / f"{name}.jsonl").read_text().splitlines()]
+
+
+def find(rows: list[Row], measure: str, method: str) -> Row:
+    (row,) = (r for r in rows if (r.measure, r.method) == (measure, method))
+    return row
+
+
+# --- the declarations --------------------------------------------------------------------------------------------
+
+
+def test_every_experiment_is_found_by_its_file_and_declares_sound_runs() -> None:
+    assert experiments.names() == ["cifar10", "cifar100", "imagenet100", "maps"]
+    for name in experiments.names():
+        e = experiments.find(name)
+        assert isinstance(e, Experiment) and all(f"-s{run.seed}" in run_name for run_name, run in e.runs.items())
+        assert {method_of(run_name) for run_name in e.runs} == e.methods.keys()
+    with pytest.raises(BadInput, match="did you mean 'cifar10'"):
+        experiments.find("cifar1")
+
+
+def test_a_pair_of_cl_and_ncl_differs_in_the_map_alone() -> None:
+    for name in ("cifar10", "cifar100", "imagenet100"):
+        runs = experiments.find(name).runs
+        assert list(runs)[:2] == ["cl-s0", "ncl-s0"]  # one pair first, further seeds after it
+        for seed in range(3):
+            cl, ncl = (runs[f"{method}-s{seed}"].to_json() for method in ("cl", "ncl"))
+            assert {k for k in cl if cl[k] != ncl[k]} == {"map"} and cl["map"] == "identity"
+
+
+def test_the_declared_recipes_are_the_papers() -> None:
+    ncl = imagenet100.RUNS["ncl-s0"].to_json()
+    assert (ncl["map"], ncl["projector"], ncl["image_size"]) == ("relu", [16384, 2048], 224)
+    assert (ncl["lr"], ncl["batch_size"], ncl["epochs"], ncl["backbone"]) == (0.3, 256, 200, "resnet18:stem=imagenet")
+    ten = cifar10.RUNS["ncl-s2"].to_json()
+    assert (ten["map"], ten["lr"], ten["epochs"], ten["seed"]) == ("rep_relu", 0.4, 200, 2)
+    maps = experiments.find("maps").runs
+    on_digits = {run.to_json()["map"] for name, run in maps.items() if name.startswith("digits-")}
+    assert on_digits == {"identity", "relu", "rep_relu", "softplus", "sigmoid", "exp"}
+    assert {run.epochs for name, run in maps.items() if name.startswith("cifar10-50-")} == {50}
+    assert maps["cifar10-rep_relu-s0"] == cifar10.RUNS["ncl-s0"]  # which is why it may be borrowed
+
+
+# --- end to end on CIFAR's layout --------------------------------------------------------------------------------
+
+
+def test_a_line_holds_every_measure_and_where_it_came_from(pair: tuple[Path, list[Row]]) -> None:
+    place, _ = pair
+    cl, ncl = lines(place)
+    assert [cl["name"], ncl["name"]] == ["cl-s0", "ncl-s0"] and [cl["method"], ncl["method"]] == ["CL", "NCL"]
+    for line in (cl, ncl):
+        assert {k for k in cifar10.TABLE if k not in line["measures"]} <= {"orthogonality", "class_consistency"}
+        assert all(isinstance(v, int | float) for v in line["measures"].values())
+        assert line["seed"] == 0 and line["epochs"] == 1 and line["batch_size"] == 16
+        assert line["mode"] == "eager" and line["precision"] == "fp32" and "thread" in line["hardware"]
+        assert line["train_seconds"] >= 0 and line["evaluate_seconds"] > 0 and line["commit"]
+        assert line["run"]["backbone"] == "small_net:width=4" and "data_root" not in line["run"]
+    assert cl["run"]["map"] == "identity" and ncl["run"]["map"] == "rep_relu"
+    assert cl["measures"]["sparsity"] < 0.01 and ncl["measures"]["active_least"] <= 8
+
+
+def test_the_table_is_the_lines_in_points(pair: tuple[Path, list[Row]]) -> None:
+    place, rows = pair
+    cl, ncl = lines(place)
+    row = find(rows, "linear probe", "NCL")
+    assert row == Row("linear probe", "NCL", 87.8, 100 * ncl["measures"]["probe_h"], None, 1)
+    assert row.difference == pytest.approx(100 * ncl["measures"]["probe_h"] - 87.8)
+    assert find(rows, "live features", "CL").ours == cl["measures"]["live_features"]
+    assert find(rows, "k-NN", "CL").paper is None and find(rows, "k-NN", "CL").difference is None
+    assert "| linear probe | NCL | 87.8 |" in (place / "results" / "cifar10-1epochs.md").read_text()
+    assert all(set(r) == KEYS for r in rows_json(rows))
+
+
+def test_figures_features_and_weights_are_kept(pair: tuple[Path, list[Row]]) -> None:
+    place, _ = pair
+    with Image.open(place / "results" / "figures" / "cifar10-1epochs.png") as picture:
+        assert picture.width == 2000  # two columns
+    assert "NCL" in (place / "runs" / "cifar10-1epochs" / "report.html").read_text()
+    for line in lines(place):
+        assert sorted(line["kept"]) == [f"cifar10-1epochs-{line['name']}-{split}.npz" for split in ("test", "train")]
+        kept = load_kept(place / "results" / "features" / line["kept"][0])
+        assert kept.z.shape == (20, 8) and kept.labels is not None and kept.labels.tolist() == [*range(10), *range(10)]
+        half, about = files.read_tensors(place / "runs" / "cifar10-1epochs" / line["name"] / "model.bf16.safetensors")
+        full, _ = files.read_tensors(place / "runs" / "cifar10-1epochs" / line["name"] / "model.safetensors")
+        assert half.keys() == full.keys() and about["encoder"]["projector"] == [12, 8]
+        assert all((half[k].float() - full[k].float()).abs().max() <= 2**-8 * full[k].abs().max() for k in full)
+
+
+def test_a_second_time_nothing_is_done_again(
+    pair: tuple[Path, list[Row]], cifar: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, rows = pair
+    monkeypatch.setattr(reproduce, "_run_one", lambda *_: pytest.fail("a finished run was started again"))
+    assert go(place, cifar, seeds=1) == rows
+    assert go(place, cifar, report_only=True) == rows
+    with pytest.raises(pytest.fail.Exception):
+        go(place, cifar, only=("ncl-s1",))
+
+
+def test_an_interrupted_reproduction_continues_where_it_stopped(
+    cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[tuple[str, object]] = []
+    real, fails = reproduce.train, {"ncl-s0"}
+
+    def stops(run: Run, folder: Path, **how: object) -> object:
+        trained.append((folder.name, how["resume"]))
+        encoder = real(run, folder, **how)  # type: ignore[arg-type]
+        if folder.name in fails:  # as a kill would leave it: begun, a checkpoint, no model
+            (folder / "model.safetensors").unlink()
+            raise Interrupted("stopped")
+        return encoder
+
+    monkeypatch.setattr(reproduce, "train", stops)
+    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)
+    with pytest.raises(Interrupted, match="ncl-s0 was stopped; nothing is lost"):
+        go(tmp_path, cifar, seeds=1)
+    assert [line["name"] for line in lines(tmp_path)] == ["cl-s0"]
+    assert trained == [("cl-s0", False), ("ncl-s0", False)]
+    fails.clear()
+    rows = go(tmp_path, cifar, seeds=1)
+    assert [line["name"] for line in lines(tmp_path)] == ["cl-s0", "ncl-s0"]
+    assert trained[2:] == [("ncl-s0", True)] and find(rows, "linear probe", "NCL").ours is not None
+
+
+def test_a_run_that_was_trained_but_not_evaluated_is_not_trained_again(
+    cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)
+    with monkeypatch.context() as broken:
+        broken.setattr(reproduce, "evaluate", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            go(tmp_path, cifar, only=("cl-s0",))
+    monkeypatch.setattr(reproduce, "train", lambda *_, **__: pytest.fail("trained again"))
+    go(tmp_path, cifar, only=("cl-s0",))
+    assert len(lines(tmp_path)) == 1
+
+
+# --- reports from files ------------------------------------------------------------------------------------------
+
+
+def write_lines(path: Path, values: dict[str, float], key: str = "probe_h") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"name": k, "measures": {key: v}}) + "\n" for k, v in values.items()))
+
+
+def test_without_results_every_cell_says_not_run(tmp_path: Path) -> None:
+    for name in experiments.names():
+        rows = reproduce.reproduce(name, results=tmp_path, runs=tmp_path / "runs", report_only=True)
+        assert rows and all(row.ours is None and row.cells()[3] == "not run" and row.seeds == 0 for row in rows)
+        assert all(set(r) == KEYS and r["ours"] is None and r["std"] is None for r in rows_json(rows))
+    assert not list(tmp_path.iterdir())  # it only reads
+
+
+def test_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
+    values = {"cl-s0": 0.875, "cl-s1": 0.881, "cl-s2": 0.872, "ncl-s0": 0.878, "stray-s0": 0.1}
+    write_lines(tmp_path / "cifar10.jsonl", values)
+    rows = reproduce.reproduce("cifar10", results=tmp_path, report_only=True)
+    cl, ncl = find(rows, "linear probe", "CL"), find(rows, "linear probe", "NCL")
+    three = [87.5, 88.1, 87.2]
+    assert cl.ours == pytest.approx(np.mean(three)) and cl.std == pytest.approx(np.std(three, ddof=1)) and cl.seeds == 3
+    assert cl.cells() == ("linear probe", "CL", "87.6", "87.6 ± 0.5", "+0.0", "3")
+    assert (ncl.std, ncl.seeds, ncl.cells()[3]) == (None, 1, "87.8")
+    assert find(rows, "fine-tune", "CL").cells() == ("fine-tune", "CL", "92.3", "not run", "", "0")
+
+
+def test_the_maps_borrow_the_run_that_cifar10_has_made(tmp_path: Path) -> None:
+    write_lines(tmp_path / "cifar10.jsonl", {"ncl-s0": 0.9, "ncl-s1": 0.1}, "sparsity")
+    rows = reproduce.reproduce("maps", results=tmp_path, report_only=True)
+    assert find(rows, "sparsity", "rep_relu, CIFAR-10").ours == pytest.approx(90)
+    assert find(rows, "sparsity", "rep_relu, CIFAR-10, 50 epochs").ours is None
+
+
+def test_bad_input_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="unknown experiment 'cifar11'"):
+        reproduce.reproduce("cifar11", results=tmp_path)
+    with pytest.raises(BadInput, match="unknown run 'nlc'"):
+        reproduce.reproduce("cifar10", results=tmp_path, only=("nlc",))
+    with pytest.raises(BadInput, match="--seeds is 0"):
+        reproduce.reproduce("cifar10", results=tmp_path, seeds=0)
+    with pytest.raises(BadInput, match="--epochs is 0"):
+        reproduce.reproduce("cifar10", results=tmp_path, epochs=0)
+    with pytest.raises(BadInput, match="--classes chooses among the folders of imagenet100"):
+        reproduce.reproduce("cifar10", results=tmp_path, classes=tmp_path / "c.txt")
+    (tmp_path / "cifar10.jsonl").write_text('{"name": "cl-s0", "measures": {}}\n{"name": "ncl')
+    with pytest.raises(BadInput, match="line 2 is not a result"):
+        reproduce.reproduce("cifar10", results=tmp_path, report_only=True)
+
+
+def test_the_commit_is_unknown_outside_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NONNEG_COMMIT", raising=False)
+    monkeypatch.setattr(reproduce, "__file__", str(tmp_path / "reproduce.py"))
+    assert reproduce._commit() == "unknown"
+    monkeypatch.setenv("NONNEG_COMMIT", "abc1234")
+    assert reproduce._commit() == "abc1234"
+
+
+# --- kept features -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [200, 300])
+@pytest.mark.parametrize("kind", ["sparse", "dense", "signed and sparse", "signed and dense"])
+def test_kept_features_come_back_within_half_a_quantum(tmp_path: Path, kind: str, width: int) -> None:
+    rng = np.random.default_rng(0)
+    z = rng.gamma(0.5, size=(400, width)).astype(np.float32) * rng.uniform(1e-3, 30, width).astype(np.float32)
+    if "signed" in kind:
+        z *= rng.choice([-1, 1], z.shape)
+    if "sparse" in kind:
+        z[rng.random(z.shape) < 0.9] = 0
+        z[:, 7] = 0  # a dead feature
+        z[3, 5] = 1e-9  # tiny, but not zero
+    labels = rng.integers(0, 300, 400)
+    (tmp_path / "z.npz").write_bytes(pack(sp.csr_array(z), labels))
+    kept = load_kept(tmp_path / "z.npz")
+    error, back = np.abs(kept.z.toarray() - z), kept.z.toarray()
+    quantum = np.abs(z).max(0) / (128 if "signed" in kind else 256)
+    assert np.allclose(kept.quantum[quantum > 0], quantum[quantum > 0], rtol=1e-6)
+    assert (error <= 0.5 * quantum * (1 + 1e-3) + 1e-12).all() and (error > 0.4 * quantum).any()
+    if "sparse" in kind:
+        assert ((back != 0) == (z != 0)).all()
+    assert kept.labels is not None and (kept.labels == labels).all() and kept.labels.dtype == np.int64
+
+
+def test_sparse_features_take_two_bytes_a_value_at_most(tmp_path: Path) -> None:
+    z = np.random.default_rng(0).gamma(0.5, size=(2000, 256)).astype(np.float32)
+    z[np.random.default_rng(1).random(z.shape) < 0.95] = 0
+    assert len(pack(sp.csr_array(z), None)) < 2 * np.count_nonzero(z) + 4 * 2000 + 4 * 256 + 2000
+    (tmp_path / "z.npz").write_bytes(b"PK not really")
+    with pytest.raises(BadInput, match="damaged"):
+        load_kept(tmp_path / "z.npz")
+    with pytest.raises(BadInput, match="does not exist"):
+        load_kept(tmp_path / "none.npz")
+
+
+def test_large_features_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nonneg.features import Features
+
+    rng = np.random.default_rng(0)
+    dense = Features(np.zeros((500, 2), np.float32), sp.csr_array(rng.random((500, 64))), None, [""] * 500)
+    keep = partial(reproduce._keep_both, "x", tmp_path)
+    assert keep(dense, dense, 0) == ["x-test.npz", "x-train.npz"] and keep(dense, dense, 1) == []
+    monkeypatch.setattr(reproduce, "TRAIN_BYTES", 1000)
+    assert keep(dense, dense, 0) == ["x-test.npz"]
+
+
+# --- ImageNet-100's layout ---------------------------------------------------------------------------------------
+
+
+def tree(root: Path) -> Path:
+    """Three classes of small JPEGs, brightness telling the class, with shifted sets beside train/ and val/."""
+    rng = np.random.default_rng(0)
+
+    def fill(folder: Path, count: int, classes: tuple[int, ...] = (0, 1, 2)) -> None:
+        for c in classes:
+            place = folder / f"n0000000{c}"
+            place.mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 40, (20, 24, 3)) + 100 * c
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(place / f"{i}.jpeg")
+
+    fill(root / "train", 12)
+    fill(root / "val", 4)
+    fill(root / "imagenet-sketch", 2, (0, 1))  # one class lacks pictures there
+    for corruption in ("fog", "noise"):
+        for severity in ("1", "5"):
+            fill(root / "C" / corruption / severity, 1)
+    return root
+
+
+def small_photos(run: Run) -> Run:
+    return replace(small(run), image_size=32, batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield tree(tmp_path_factory.mktemp("photos"))
+
+
+def test_imagenet100_from_a_tree_of_folders(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)  # drawn once already, for CIFAR
+    rows = go(tmp_path, photos, "imagenet100", seeds=1, change=small_photos)
+    for method in ("CL", "NCL"):
+        for measure in ("linear probe", "fine-tune", "linear probe, Sketch", "linear probe, Corruption"):
+            ours = find(rows, measure, method).ours
+            assert ours is not None and 0 <= ours <= 100
+        missing = find(rows, "linear probe, Stylized", method)
+        assert missing.ours is None and missing.cells()[3] == "not run" and missing.paper is not None
+    first = lines(tmp_path, "imagenet100-1epochs")[0]
+    assert first["run"]["data"] == "folder" and first["measures"]["features"] == 8
+    groups = sorted((tmp_path / "runs" / "imagenet100-1epochs" / "data" / "ood_corruption").iterdir())
+    assert len(groups) == 4  # two corruptions at two severities
+    assert len(list(photos.rglob("*.jpeg"))) == 3 * 16 + 4 + 12  # the originals are all there
+
+
+def test_a_file_of_classes_restricts_every_set(photos: Path, tmp_path: Path) -> None:
+    chosen = tmp_path / "classes.txt"
+    chosen.write_text("# two of them\nn00000002 tench, Tinca tinca\n\nn00000000\n")
+    root = imagenet100.prepare(photos, tmp_path / "data", chosen)
+    run = replace(imagenet100.RUNS["cl-s0"], data_root=root, image_size=16)
+    for split, count in (("train", 24), ("test", 8)):
+        loaded = run.load(split)
+        assert loaded.classes == ["n00000000", "n00000002"] and len(loaded) == count and not loaded.skipped
+    sketch = replace(run, data_root=tmp_path / "data" / "ood_sketch" / "000").load("test")
+    assert sketch.classes == ["n00000000", "n00000002"] and sketch.labels is not None
+    assert sketch.labels.tolist() == [0, 0]
+    again = imagenet100.prepare(photos, tmp_path / "data", None)  # links made earlier are replaced
+    assert replace(run, data_root=again).load("test").classes == [f"n0000000{c}" for c in range(3)]
+
+
+def test_a_tree_that_is_not_imagenets_is_refused(photos: Path, tmp_path: Path) -> None:
+    chosen = tmp_path / "classes.txt"
+    chosen.write_text("n00000009\n")
+    with pytest.raises(BadInput, match="unknown class folder 'n00000009'"):
+        imagenet100.prepare(photos, tmp_path / "data", chosen)
+    chosen.write_text("\n# nothing\n")
+    with pytest.raises(BadInput, match="names no class"):
+        imagenet100.prepare(photos, tmp_path / "data", chosen)
+    with pytest.raises(BadInput, match="cannot be read"):
+        imagenet100.prepare(photos, tmp_path / "data", tmp_path / "none.txt")
+    with pytest.raises(BadInput, match="must hold train/ and val/"):
+        imagenet100.prepare(photos / "train", tmp_path / "data", None)
+    with pytest.raises(BadInput, match="--data-root is None"):
+        go(tmp_path, None, "imagenet100")  # type: ignore[arg-type]
+
+
+def test_the_measures_of_every_table_have_a_text() -> None:
+    texts = [text for text, _ in MEASURES.values()]
+    assert len(set(texts)) == len(texts)
