@@ -30,7 +30,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
     "run": {"engine", "augment", "backbones", "data", "losses", "maps", "optim", "encoder", *BASE},
     "rundir": {"__init__", "data", "run", *BASE},
     "train": {"augment", "data", "encoder", "engine", "optim", "run", "rundir", *BASE},
-    "figures": {"features", "metrics", "errors"},
+    "figures": {"data", "features", "metrics", "errors"},
     "report": {"figures", "metrics", "features", *BASE},
     "finetune": {"augment", "backbones", "data", "encoder", "engine", "optim", *BASE},
     "experiments": {"augment", "backbones", "data", "finetune", "maps", "optim", "run", *BASE},

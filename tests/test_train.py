@@ -123,12 +123,12 @@ def test_every_image_is_seen_once_an_epoch(tmp_path: Path, digits: data.Dataset)
 
 
 def command(out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "nonneg", "train", "digits", "--out", str(out), "--epochs", "30", *FLAGS, *more]
+    return [sys.executable, "-m", "nonneg", "train", "digits", "--out", str(out), "--epochs", "20", *FLAGS, *more]
 
 
 def test_after_kill_minus_nine_resume_ends_with_the_identical_model(tmp_path: Path, digits: data.Dataset) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train(replace(TINY, epochs=30), whole, data=digits)
+    train(replace(TINY, epochs=20), whole, data=digits)
     process = subprocess.Popen(command(cut), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not (cut / rundir.PREVIOUS).exists() and time.monotonic() < deadline:
@@ -137,8 +137,8 @@ def test_after_kill_minus_nine_resume_ends_with_the_identical_model(tmp_path: Pa
     assert process.poll() is None, "it must be killed before it is done"
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert 0 < (rundir.checkpoint_step(cut) or 0) < 300 and not (cut / "model.safetensors").exists()
-    train(replace(TINY, epochs=30), cut, data=digits, resume=True)
+    assert 0 < (rundir.checkpoint_step(cut) or 0) < 200 and not (cut / "model.safetensors").exists()
+    train(replace(TINY, epochs=20), cut, data=digits, resume=True)
     assert same_model(whole, cut)
     a, b = ([{k: v for k, v in line.items() if k != "seconds"} for line in rundir.read_log(f)] for f in (whole, cut))
     assert a == b
@@ -157,7 +157,7 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path: Path, digits: data.Datase
     assert f"nonneg train digits --out {out} --resume" in " ".join(err.split())
     assert "Traceback" not in err
     whole = tmp_path / "whole"
-    train(replace(TINY, epochs=30), whole, data=digits)
+    train(replace(TINY, epochs=20), whole, data=digits)
     done = subprocess.run(
         [sys.executable, "-m", "nonneg", "train", "digits", "--out", str(out), "--resume"], capture_output=True
     )

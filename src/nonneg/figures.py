@@ -19,6 +19,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from nonneg import metrics
+from nonneg.data import Files
 from nonneg.features import Features
 
 EPS = 1e-5  # a feature is active on an image where |z| >= EPS, as in nonneg.metrics
@@ -40,7 +41,7 @@ class Column:
     train: Features
     test: Features
     metrics: dict[str, dict]
-    images: Tensor  # uint8, N x C x H x W
+    images: Tensor | Files  # uint8, N x C x H x W
     classes: list[str] | None
     skipped: list[str]
     log: list[dict]

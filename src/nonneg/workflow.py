@@ -97,12 +97,15 @@ def column(folder: Path, title: str) -> Column:
     run = finished_run(folder)
     measured = measures(folder)
     train_data, test_data = run.load("train"), run.load("test")
-    about = run.to_json()
+    about, test = run.to_json(), embed(folder, test_data, "test", run)
+    if len(test.ids) < len(test_data):  # images that could be opened but not decoded have no features
+        place = {name: i for i, name in enumerate(test_data.ids)}
+        test_data = test_data.subset([place[name] for name in test.ids])
     return Column(
         title=title,
         subtitle=f"{about['data']}, map {about['map']}",
         train=embed(folder, train_data, "train", run),
-        test=embed(folder, test_data, "test", run),
+        test=test,
         metrics=measured,
         images=test_data.images,
         classes=test_data.classes,
