@@ -74,6 +74,15 @@ def test_loading_rebuilds_the_exact_model(tmp_path: Path, map, projector: tuple[
     assert loaded(x).shape == (5, projector[-1] if projector else 16)
 
 
+@pytest.mark.parametrize("backbone", [backbones.resnet18, partial(backbones.resnet50, stem="imagenet")])
+def test_a_resnet_comes_back_in_the_state_it_was_trained_to(tmp_path: Path, backbone) -> None:
+    made = Encoder(backbone, projector=(8,)).train()
+    made(torch.rand(4, 3, 32, 32))  # moves the running statistics
+    encoder.save(made.eval(), tmp_path)
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(encoder.load(tmp_path)(x), made(x))
+
+
 class Own(nn.Module):
     dim = 12
 

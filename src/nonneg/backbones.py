@@ -81,8 +81,6 @@ class _ResNet(nn.Module):
         for m in self.modules():
             if isinstance(m, nn.Conv2d):
                 nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
-            if isinstance(m, nn.BatchNorm2d):
-                m.num_batches_tracked = None  # a counter nobody reads, at one kernel a layer and step
 
     def forward(self, x: Tensor) -> Tensor:
         x = stem_product(x, self.conv1) if x.is_cuda and self.conv1.kernel_size == (3, 3) else self.conv1(x)

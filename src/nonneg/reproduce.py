@@ -227,7 +227,7 @@ def _run_one(
         raise Interrupted(f"{run_name} was stopped; nothing is lost. Continue with the same command") from None
     began = time.monotonic()
     train_z, test_z = (features.extract(model, d, device=device) for d in (train_data, test_data))
-    half = {k: v.bfloat16() if v.is_floating_point() else v for k, v in model.state_dict().items()}
+    half = {k: v.bfloat16() if v.numel() > 10_000 else v for k, v in model.state_dict().items()}
     files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
     kept = _keep_both(f"{name}-{run_name}", results / "features", train_z, test_z, run.seed)
     mode, precision = engine.choose(run.mode, run.precision, device)
