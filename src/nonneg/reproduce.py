@@ -229,7 +229,8 @@ def _run_one(
     train_z, test_z = (features.extract(model, d, device=device) for d in (train_data, test_data))
     half = {k: v.bfloat16() if v.numel() > 10_000 else v for k, v in model.state_dict().items()}
     files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
-    kept = _keep_both(f"{name}-{run_name}", results / "features", train_z, test_z, run.seed)
+    keep = experiment.probe is not None  # one of the paper's tables, whose features later measures need
+    kept = _keep_both(f"{name}-{run_name}", results / "features", train_z, test_z, run.seed) if keep else []
     mode, precision = engine.choose(run.mode, run.precision, device)
     for numbers in evaluate(experiment, run, folder, model, (train_data, train_z), (test_data, test_z)):
         yield {

@@ -1,0 +1,119 @@
+"""How steps are executed: fall-backs that say so, counters read late, and on a GPU the same losses in every mode."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from nonneg import augment, backbones, data, engine
+from nonneg.run import DIGITS, Run
+from nonneg.train import LOSS, fresh, two_views
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def test_auto_is_eager_float32_on_a_cpu() -> None:
+    assert engine.choose("auto", "auto", CPU) == ("eager", "fp32")
+    assert engine.choose("compiled", "bf16", CPU) == ("compiled", "bf16")
+
+
+@pytest.mark.parametrize("mode", ["graph", "captured"])
+def test_a_graph_without_a_gpu_runs_eagerly_and_says_so(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert engine.choose(mode, "fp32", CPU)[0] == "eager"  # pyright: ignore[reportArgumentType]
+    assert "needs a GPU" in capsys.readouterr().err
+
+
+def test_on_a_gpu_auto_is_graph_and_short_work_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_cannot_compile", lambda _: "")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    assert engine.choose("auto", "auto", CUDA) == ("graph", "bf16")
+    assert engine.choose("auto", "auto", CUDA, short=True) == ("captured", "bf16")
+
+
+def test_without_a_compiler_or_bfloat16_it_falls_back_in_one_line_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engine, "_cannot_compile", lambda _: "no Triton")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "An Old GPU")
+    assert engine.choose("auto", "auto", CUDA) == ("captured", "fp32")
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and "no Triton" in said[0] and "An Old GPU has no bfloat16" in said[1]
+    assert engine.choose("compiled", "fp32", CUDA)[0] == "eager"
+
+
+def test_a_reader_returns_what_was_there_when_it_was_posted() -> None:
+    reader, values = engine.Reader(), torch.tensor([1.0, 2.0])
+    reader.post(16, values)
+    values += 10
+    reader.post(32, values)
+    assert reader.arrived() == [(16, [1.0, 2.0]), (32, [11.0, 12.0])]
+    assert reader.arrived(wait=True) == []
+
+
+def test_outside_a_graph_the_step_is_itself() -> None:
+    def step() -> None:
+        raise AssertionError
+
+    for mode in ("eager", "compiled"):
+        assert engine.executor(step, mode, state=list, generator=torch.Generator()) is step
+
+
+def losses(run: Run, images: data.Dataset, steps: int) -> list[float]:
+    state = fresh(run, images)
+    step, out, before = two_views(run, state, len(images) // run.batch_size), [], 0.0
+    for _ in range(steps):
+        step()
+        after = state.totals[LOSS].item()
+        out.append(after - before)
+        before = after
+    return out
+
+
+@pytest.fixture(scope="module")
+def images() -> data.Dataset:
+    return data.digits(split="train", image_size=32)
+
+
+RUN = replace(
+    DIGITS, backbone=partial(backbones.small_net, width=16), batch_size=64, epochs=20, warmup_epochs=0, lr=0.4
+)
+
+
+@gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_mode_gives_the_same_losses_for_fifty_steps(images: data.Dataset, precision: str) -> None:
+    run = replace(RUN, device="cuda", precision=precision)  # pyright: ignore[reportArgumentType]
+    eager = losses(replace(run, mode="eager"), images, 50)
+    for mode in ("compiled", "captured", "graph"):
+        other = losses(replace(run, mode=mode), images, 50)  # pyright: ignore[reportArgumentType]
+        assert other == pytest.approx(eager, abs=0.02), mode
+    assert eager[-1] < eager[0] - 0.1
+
+
+@gpu
+def test_a_gpu_follows_the_cpu_on_the_same_noise(images: data.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for device in ("cpu", "cuda"):
+        noise = torch.Generator().manual_seed(0)
+        monkeypatch.setattr(
+            augment,
+            "draw_noise",
+            lambda n, generator, g=noise: torch.rand(n, augment.NOISE, generator=g).to(generator.device),
+        )
+        found[device] = losses(replace(RUN, device=device, mode="eager", precision="fp32"), images, 10)
+    assert found["cuda"] == pytest.approx(found["cpu"], abs=0.02)  # convolutions in TF32
+
+
+@gpu
+def test_recording_a_graph_leaves_the_state_as_it_was(images: data.Dataset) -> None:
+    run = replace(RUN, device="cuda", mode="captured", precision="fp32")
+    state = fresh(run, images)
+    before = {k: v.clone() for k, v in state.encoder.state_dict().items()}
+    random = state.generator.get_state()
+    two_views(run, state, 10)
+    assert all(torch.equal(v, before[k]) for k, v in state.encoder.state_dict().items())
+    assert state.step.item() == 0 and torch.equal(state.generator.get_state(), random)
+    assert all((v == 0).all() for slots in state.optimizer.state.values() for v in slots.values())
