@@ -36,9 +36,13 @@ def supported(images: Tensor, size: int | None = None) -> bool:
     return _fits(images, size) and (INTERPRETED or _triton_serves(images.device.index))
 
 
-@torch.compiler.assume_constant_result  # torch.compile cannot trace the question, but may keep the answer
 def _triton_serves(gpu: int) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(gpu) >= (8, 0)
+
+
+if HAVE_TRITON:  # elsewhere nobody asks, and the import behind this takes seconds
+    # torch.compile cannot trace the question, but may keep the answer
+    _triton_serves = torch.compiler.assume_constant_result(_triton_serves)
 
 
 def _fits(images: Tensor, size: int | None) -> bool:
