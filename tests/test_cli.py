@@ -135,7 +135,7 @@ def test_a_run_json_that_names_foreign_code_is_refused(tmp_path: Path, capsys: p
     assert code == 1 and "unknown backbone 'os.system'" in err
 
 
-@pytest.mark.parametrize("verb", ["train", "demo", "evaluate", "features", "compare", "report", "reproduce"])
+@pytest.mark.parametrize("verb", ["train", "demo", "evaluate", "features", "compare", "report", "reproduce", "select"])
 def test_help_has_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, verb, "--help")
     assert code == 0 and f"nonneg {verb}" in out and "Examples" in out

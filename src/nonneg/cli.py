@@ -28,6 +28,7 @@ usage: nonneg VERB ...
   train      train on digits, cifar10, cifar100, folder or arrays       nonneg train folder --data-root photos/
   evaluate   measure a trained run                                      nonneg evaluate runs/folder-rep_relu-s0
   features   write the features of every image                          nonneg features runs/folder-rep_relu-s0
+  select     shorter vectors, and what was lost                         nonneg select runs/demo/ncl --bytes 16
   compare    two runs (or more) side by side                            nonneg compare runs/demo/cl runs/demo/ncl
   reproduce  the paper's tables: paper, ours, difference                nonneg reproduce cifar10 --report-only
   report     one HTML page of pictures for one run or several           nonneg report runs/demo/ncl
@@ -169,6 +170,43 @@ def features(
         screen.print(f"{split}: {path}", soft_wrap=True)
 
 
+def select(
+    run: Positional[Path],
+    bytes: int | None = None,
+    features: int | None = None,
+    top: int | None = None,
+    json: bool = False,
+) -> None:
+    """Write shortened codes of a run's features to RUN/codes, and say what was lost; give exactly one of the lengths.
+
+    Examples:
+      nonneg select runs/demo/ncl --bytes 16
+      nonneg select runs/demo/ncl --top 4
+      nonneg select runs/demo/ncl --features 32 --json
+
+    Args:
+        run: The run folder.
+        bytes: So many bytes a vector: features or activations, whichever keeps more.
+        features: So many features, the same for all samples: those of largest expected activation.
+        top: So many activations of each sample, its largest.
+        json: Print what was kept and lost as JSON.
+    """
+    result = workflow.select(run, budget=bytes, features=features, top=top)
+    if json:
+        _print_json(result)
+        return
+    table = Table("measure", "before", "after", "lost", title=f"{run}: {result['kept']}")
+    for name, entry in result.items():
+        if isinstance(entry, dict) and "before" in entry:
+            before, after = entry["before"], entry["after"]
+            numbers = (before, after, before - after)
+            shown = (f"{round(x, 3) + 0.0:.1%}" if isinstance(before, float) else str(x) for x in numbers)  # no -0.0%
+            table.add_row(name.replace("_", " "), *shown)
+    screen.print(table)
+    for split, path in result["files"].items():
+        screen.print(f"{split}: {path}", soft_wrap=True)
+
+
 def compare(
     runs: Positional[tuple[Path, ...]], out: Path | None = None, overwrite: bool = False, json: bool = False
 ) -> None:
@@ -279,6 +317,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "evaluate": evaluate,
     "features": features,
+    "select": select,
     "compare": compare,
     "report": make_report,
     "reproduce": make_reproduction,

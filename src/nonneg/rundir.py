@@ -39,7 +39,7 @@ def claim(run: Run, folder: Path, data: Dataset, overwrite: bool) -> None:
             )
         for name in OURS:
             (folder / name).unlink(missing_ok=True)
-        for path in (folder / "features").glob("*.npz"):
+        for path in [*(folder / "features").glob("*.npz"), *(folder / "codes").glob("*.npz")]:
             path.unlink()
     about = {
         "run": run.to_json(),

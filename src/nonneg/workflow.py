@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nonneg import encoder, features, files, maps, report, rundir
+import numpy as np
+
+from nonneg import encoder, features, files, maps, metrics, probes, report, rundir, selection
 from nonneg.data import Dataset
 from nonneg.errors import BadInput
 from nonneg.evaluate import measure
@@ -81,6 +83,59 @@ def write_features(
             made.save(path)
         written[split] = str(path)
     return written
+
+
+def select(
+    folder: Path, *, budget: int | None = None, features: int | None = None, top: int | None = None
+) -> dict[str, Any]:
+    """Shortened codes of both splits in RUN/codes, and what was lost: each measure on test features before and after.
+
+    What to keep is decided on training features. Precision and k-NN need labels; the mean cosine to what is read back
+    and the share of nearest neighbours that stay do not.
+    """
+    selection.check_one(budget=budget, features=features, top=top)
+    run = finished_run(folder)
+    data = {split: run.load(split) for split in ("train", "test")}
+    made = {split: embed(folder, dataset, split, run) for split, dataset in data.items()}
+    plan = selection.plan(made["train"].z, budget=budget, features=features, top=top)
+    codes = {split: plan.codes(f.z, labels=f.labels, ids=f.ids) for split, f in made.items()}
+    paths = {split: folder / "codes" / f"{d.name}-{split}-{plan.name}.npz" for split, d in data.items()}
+    for split, path in paths.items():
+        codes[split].save(path)
+    full: dict[str, Any] = {split: f.z for split, f in made.items()}
+    short = {split: c.decode() for split, c in codes.items()}
+    return {
+        "kept": plan.about,
+        "files": {split: str(path) for split, path in paths.items()},
+        "bytes_per_vector": {
+            "before": selection.bytes_per_vector(full["test"].shape[1], bits=32),
+            "after": codes["test"].bytes_per_vector,
+        },
+        **_lost(full, short, made["train"].labels, made["test"].labels, device=run.torch_device()),
+    }
+
+
+def _lost(full: dict[str, Any], short: dict[str, Any], y: Any, answer: Any, *, device: Any) -> dict[str, Any]:
+    """Measures before and after, by name."""
+    k = min(10, full["test"].shape[0] - 1)
+    near = [metrics.neighbours(z["test"], k=k, device=device) for z in (full, short)]
+    lost: dict[str, Any] = {
+        "cosine": {"before": 1.0, "after": selection.reconstruction(full["test"], short["test"])},
+        f"neighbour_overlap@{k}": {"before": 1.0, "after": metrics.neighbour_overlap(*near)},
+    }
+    if answer is not None and np.bincount(answer).max(initial=0) > 1:
+        found = [metrics.score(n, answer) for n in near]
+        for name, key in ((f"precision@{k}", "precision"), (f"map@{k}", "map")):
+            lost[name] = {"before": found[0][key], "after": found[1][key]}
+    if y is not None and answer is not None and len(np.unique(y)) > 1:
+        lost["knn_z"] = dict(
+            zip(
+                ("before", "after"),
+                (probes.knn(z["train"], y, z["test"], answer, device=device) for z in (full, short)),
+                strict=True,
+            )
+        )
+    return lost
 
 
 def write_report(folders: list[Path], path: Path, *, overwrite: bool) -> None:

@@ -9,6 +9,8 @@ from nonneg.metrics.consistency import (
     top_k_chance,
 )
 from nonneg.metrics.correlation import correlation, effective_rank, orthogonality
+from nonneg.metrics.disentanglement import sepin, sepin_at
+from nonneg.metrics.retrieval import neighbour_overlap, neighbours, retrieval, retrieval_by_prefix, score
 from nonneg.metrics.sparsity import active_per_sample, live, live_features, sparsity, zero_rows
 
 __all__ = [
@@ -20,8 +22,15 @@ __all__ = [
     "expected_activation",
     "live",
     "live_features",
+    "neighbour_overlap",
+    "neighbours",
     "orthogonality",
     "per_feature_consistency",
+    "retrieval",
+    "retrieval_by_prefix",
+    "score",
+    "sepin",
+    "sepin_at",
     "sparsity",
     "top10_consistency",
     "top_k_chance",

@@ -1,0 +1,220 @@
+"""Do neighbours share a class? N images, D features, Q queries (all N unless chosen); z is N x D, labels N integers.
+
+Similarity is the cosine, each query against all other samples, none left out and nothing approximated: float64
+products, rounded to float32 so that equal cosines are equal. Of equal cosines the lowest sample index goes first; a row
+of zeros has cosine 0 with everything.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonneg.errors import BadInput, unknown
+from nonneg.metrics.consistency import _class_index
+from nonneg.metrics.sparsity import Matrix, as_csr
+
+NORMALISERS = ("hits", "min", "relevant")
+CHUNK = 2**20  # cosines held at once: what stays in a cache
+SPARSE = 0.06  # share of values other than zero below which a sparse product is faster than a dense one on a CPU
+
+
+def retrieval(
+    z: Matrix,
+    labels: np.ndarray | None,
+    *,
+    k: int = 10,
+    queries: Sequence[int] | np.ndarray | None = None,
+    normaliser: str = "min",
+    device: str | torch.device | None = None,
+) -> dict[str, Any]:
+    """Precision@k, the share of a query's k nearest that have its class, and mAP@k, both means over queries.
+
+    AP@k = sum_{i<=k} rel_i precision@i / normaliser: `hits`, those among the k (0 where none); `min`, min(k, R);
+    `relevant`, R, the other samples of the query's class. `map` is by `normaliser`, `map_hits`, `map_min` and
+    `map_relevant` by each. A query whose class has no other sample is left out; `left_out` counts them.
+    """
+    y = _classes(labels, z.shape[0])
+    near = neighbours(z, k=k, queries=queries, device=device)
+    return score(near, y, queries=queries, normaliser=normaliser)
+
+
+def retrieval_by_prefix(
+    z: Matrix,
+    labels: np.ndarray | None,
+    order: Sequence[int] | np.ndarray,
+    sizes: Sequence[int],
+    *,
+    k: int = 10,
+    queries: Sequence[int] | np.ndarray | None = None,
+    normaliser: str = "min",
+    device: str | torch.device | None = None,
+) -> list[dict[str, Any]]:
+    """`retrieval` of the first s features of `order`, for each s in `sizes`, in one sweep; `features` is s.
+
+    Inner products grow feature by feature, z_n . z_m += z_n[new] . z_m[new], and each prefix divides by its own norms,
+    so all prefixes together cost the products of the longest one.
+    """
+    y = _classes(labels, z.shape[0])
+    asked = _check_queries(queries, z.shape[0])
+    by_size = _sweep(z, np.asarray(order), sorted(set(sizes)), k=k, queries=asked, device=device)
+    return [{"features": int(s), **score(by_size[s], y, queries=asked, normaliser=normaliser)} for s in sizes]
+
+
+def neighbours(
+    z: Matrix,
+    *,
+    k: int = 10,
+    queries: Sequence[int] | np.ndarray | None = None,
+    device: str | torch.device | None = None,
+) -> np.ndarray:
+    """The k samples of largest cosine to each query, itself left out, nearest first: Q x k."""
+    asked = _check_queries(queries, z.shape[0])
+    return _sweep(z, np.arange(z.shape[1]), [z.shape[1]], k=k, queries=asked, device=device)[z.shape[1]]
+
+
+def neighbour_overlap(a: np.ndarray, b: np.ndarray) -> float:
+    """The mean over queries of |a_q and b_q in common| / k, for two answers of `neighbours` to the same queries."""
+    if a.shape != b.shape or not a.size:
+        raise BadInput(f"neighbours of shapes {a.shape} and {b.shape} cannot be compared: ask both the same")
+    both = np.sort(np.concatenate([a, b], axis=1), axis=1)  # no neighbour occurs twice in a or in b
+    return float((both[:, 1:] == both[:, :-1]).sum() / a.size)
+
+
+def _sweep(
+    z: Matrix,
+    order: np.ndarray,
+    sizes: Sequence[int],
+    *,
+    k: int,
+    queries: np.ndarray,
+    device: str | torch.device | None,
+) -> dict[int, np.ndarray]:
+    """The k nearest of each query by the first s features of `order`, by s; sizes ascend."""
+    z = as_csr(z)
+    n = z.shape[0]
+    _check_sweep(z, order, sizes, k=k)
+    z = _rows_at_most_one(z)[:, order[: sizes[-1]]]
+    ends = list(zip([0, *sizes[:-1]], sizes, strict=True))
+    products = [_product(z[:, start:end], device) for start, end in ends]
+    inverse = [torch.as_tensor(_inverse_norm(z[:, :s]), device=device) for s in sizes]
+    near = {s: np.empty((len(queries), k), dtype=np.int64) for s in sizes}
+    step = max(1, CHUNK // n)
+    for at in range(0, len(queries), step):
+        asked = queries[at : at + step]
+        here = torch.as_tensor(asked, device=device)
+        gram = torch.zeros(len(asked), n, dtype=torch.float64, device=device)
+        for size, product, scale in zip(sizes, products, inverse, strict=True):
+            gram += product(asked)
+            cosine = (gram * scale[here][:, None]).mul_(scale).float()
+            cosine[torch.arange(len(asked), device=device), here] = -torch.inf
+            near[size][at : at + step] = _nearest(cosine, k).cpu().numpy()
+    return near
+
+
+def _product(part: Matrix, device: str | torch.device | None) -> Callable[[np.ndarray], Tensor]:
+    """Rows of part @ part^T, len(asked) x N: by sparse products where few values are not zero, else dense."""
+    on_cpu = torch.device(device or "cpu").type == "cpu"
+    if on_cpu and part.nnz < SPARSE * part.shape[0] * part.shape[1]:
+        turned = part.T.tocsr()
+        return lambda asked: torch.from_numpy((part[asked] @ turned).toarray())
+    dense = torch.as_tensor(part.toarray(), device=device)
+    return lambda asked: dense[torch.as_tensor(asked, device=device)] @ dense.T
+
+
+def _nearest(cosine: Tensor, k: int) -> Tensor:
+    """Columns of the k largest of each row, largest first; of equal ones the lowest column."""
+    values, columns = cosine.topk(k + 1, dim=1) if k < cosine.shape[1] else cosine.topk(k, dim=1)
+    first = values[:, :k]
+    tied = (values[:, 1:] == values[:, :-1]).any(1)  # topk may then have taken, and put first, any of them
+    chosen = columns[:, :k]
+    if tied.any():
+        chosen[tied] = _nearest_of_tied(cosine[tied], first[tied][:, -1:], k)
+    return chosen
+
+
+def _nearest_of_tied(cosine: Tensor, bar: Tensor, k: int) -> Tensor:
+    """As `_nearest`, without sorting whole rows: all above the k-th value, then the first of those equal to it."""
+    above, level = cosine > bar, cosine == bar
+    free = k - above.sum(1, keepdim=True)
+    taken = above | (level & (level.cumsum(1, dtype=torch.int32) <= free))  # k in each row
+    columns = taken.nonzero()[:, 1].view(len(cosine), k)
+    best_first = cosine.gather(1, columns).sort(dim=1, descending=True, stable=True).indices
+    return columns.gather(1, best_first)
+
+
+def score(
+    near: np.ndarray,
+    labels: np.ndarray | None,
+    *,
+    queries: Sequence[int] | np.ndarray | None = None,
+    normaliser: str = "min",
+) -> dict[str, Any]:
+    """What `retrieval` says, of neighbours already found: Q x k, as `neighbours` gives them."""
+    if normaliser not in NORMALISERS:
+        raise unknown("normaliser", normaliser, NORMALISERS)
+    y = _classes(labels)
+    asked = _check_queries(queries, len(y))
+    k = near.shape[1]
+    relevant = np.bincount(y)[y[asked]] - 1  # R of each query
+    some = relevant > 0
+    if not some.any():
+        raise BadInput("no query has another sample of its class: retrieval needs two samples of some class")
+    right = y[near[some]] == y[asked[some]][:, None]
+    precision_at = right.cumsum(1) / np.arange(1, k + 1)
+    gained, hits, relevant = (precision_at * right).sum(1), right.sum(1), relevant[some]
+    by = {"hits": np.maximum(hits, 1), "min": np.minimum(k, relevant), "relevant": relevant}
+    maps = {f"map_{name}": float((gained / divisor).mean()) for name, divisor in by.items()}
+    return {
+        "precision": float(hits.mean() / k),
+        "map": maps[f"map_{normaliser}"],
+        "normaliser": normaliser,
+        **maps,
+        "k": k,
+        "queries": int(some.sum()),
+        "left_out": int((~some).sum()),
+    }
+
+
+def _rows_at_most_one(z: Matrix) -> Matrix:
+    """Rows divided by their largest |z|, in float64: cosines stay, and squares of small numbers do not vanish."""
+    z = z.astype(np.float64)
+    largest = abs(z).max(axis=1).toarray().ravel() if z.nnz else np.zeros(z.shape[0])
+    largest[largest == 0] = 1
+    z.data /= np.repeat(largest, np.diff(z.indptr))
+    return z
+
+
+def _inverse_norm(z: Matrix) -> np.ndarray:
+    """1 / |z_n|, 0 for a row of zeros."""
+    norm = np.sqrt(np.asarray(z.multiply(z).sum(axis=1)).ravel())
+    return np.divide(1, norm, out=np.zeros_like(norm), where=norm > 0)
+
+
+def _classes(labels: np.ndarray | None, n: int | None = None) -> np.ndarray:
+    """Labels as 0..C-1, one for each of n samples."""
+    if labels is None:
+        raise BadInput("the data have no labels: retrieval asks whether neighbours share a class")
+    return _class_index(labels, len(labels) if n is None else n)
+
+
+def _check_queries(queries: Sequence[int] | np.ndarray | None, n: int) -> np.ndarray:
+    asked = np.arange(n) if queries is None else np.asarray(queries)
+    if asked.ndim != 1 or not asked.size or asked.dtype.kind not in "iu" or asked.min() < 0 or asked.max() >= n:
+        raise BadInput(f"queries must be one or more sample indices below {n}, the number of samples")
+    return asked.astype(np.int64)
+
+
+def _check_sweep(z: Matrix, order: np.ndarray, sizes: Sequence[int], *, k: int) -> None:
+    n, d = z.shape
+    if n < 2:
+        raise BadInput(f"there is {n} sample: neighbours need two or more")
+    if not 1 <= k < n:
+        raise BadInput(f"k is {k} but a query has {n - 1} other samples: give k between 1 and {n - 1}")
+    whole = order.ndim == 1 and order.size and order.dtype.kind in "iu"
+    if not whole or order.min() < 0 or order.max() >= d or len(np.unique(order)) < len(order):
+        raise BadInput(f"the order must name features, each once, from 0 to {d - 1}")
+    if not sizes or sizes[0] < 1 or sizes[-1] > len(order):
+        raise BadInput(f"sizes are {list(sizes)} but {len(order)} features are ordered: give 1 to {len(order)}")
