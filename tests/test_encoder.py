@@ -113,6 +113,14 @@ def test_a_truncated_model_is_named(tmp_path: Path) -> None:
         encoder.load(tmp_path)
 
 
+def test_a_description_that_is_no_description_is_named(tmp_path: Path) -> None:
+    encoder.save(Encoder(backbones.small_net, projector=(4,), channels=1), tmp_path)
+    for broken in ([1], {}, {"backbone": "small_net"}):
+        files.write_json(tmp_path / "encoder.json", broken)
+        with pytest.raises(BadInput, match=r"encoder\.json is damaged"):
+            encoder.load(tmp_path)
+
+
 @pytest.mark.parametrize("text", ["os.system", "torch.nn.Identity", "resnet18:stem=evil", "_ResNet", "output_width"])
 def test_a_description_cannot_name_code_from_elsewhere(tmp_path: Path, text: str) -> None:
     encoder.save(Encoder(backbones.small_net, projector=(4,), channels=1), tmp_path)

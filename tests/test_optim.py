@@ -27,12 +27,16 @@ def test_lars_matches_the_rule_one_parameter_at_a_time(lr: float) -> None:
     shapes = [(4, 3), (7,), (2, 3, 3, 3), (5, 5)]
     params = [nn.Parameter(torch.randn(s, generator=g, dtype=torch.float64)) for s in shapes]
     params[3].data.zero_()  # a matrix at zero is not scaled
-    ours = optim.lars(params, lr=torch.tensor(lr, dtype=torch.float64), weight_decay=1e-2)
+    still = nn.Parameter(torch.ones(2, 2, dtype=torch.float64))  # nor one whose gradient is zero
+    params.append(still)
+    ours = optim.lars(params, lr=torch.tensor(lr, dtype=torch.float64), weight_decay=0.2)
     want = [(p.detach().clone(), torch.zeros_like(p)) for p in params]
     for _ in range(4):
         for i, p in enumerate(params):
-            p.grad = torch.randn(p.shape, generator=g, dtype=torch.float64) * (0.01 if i == 0 else 1.0)
-            want[i] = lars_by_hand(*(want[i][0], p.grad, want[i][1]), lr=lr, weight_decay=1e-2)
+            p.grad = torch.randn(p.shape, generator=g, dtype=torch.float64) * (
+                0.0 if p is still else 0.01 if i == 0 else 1
+            )
+            want[i] = lars_by_hand(*(want[i][0], p.grad, want[i][1]), lr=lr, weight_decay=0.2)
         ours.step()
     for p, (w, _) in zip(params, want, strict=True):
         torch.testing.assert_close(p.detach(), w, rtol=1e-9, atol=1e-12)

@@ -47,6 +47,8 @@ def test_knobs_are_bound_by_name_and_the_first_one_by_place() -> None:
         ("resnet18:pad=1.5", "backbone", r"pad=1.5 is not int"),
         ("resnet18:stem=big", "backbone", r"unknown stem"),
         ("timm", "backbone", r"needs name"),
+        ("simclr:size=abc", "augment", r"size=abc is not int"),
+        ("simclr:size=2.5", "augment", r"size=2.5 is not int"),
         ("relu:1", "map", r"it has none"),
         ("hue", "augment", r"unknown augmentation 'hue'"),
         ("LARS", "optimizer", r"unknown optimizer 'LARS'"),
@@ -57,6 +59,23 @@ def test_knobs_are_bound_by_name_and_the_first_one_by_place() -> None:
 def test_a_wrong_name_gets_one_clear_sentence(text: str, role: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         names.find(text, ROLES[role])
+
+
+def test_a_knob_that_may_be_left_open_takes_none_or_a_number() -> None:
+    assert names.find("simclr:size=16", ROLES["augment"]).keywords == {"size": 16}  # pyright: ignore
+    assert names.find("simclr:size=None", ROLES["augment"]).keywords == {"size": None}  # pyright: ignore
+
+
+def test_knobs_out_of_range_are_refused() -> None:
+    z = torch.ones(2, 2)
+    with pytest.raises(BadInput, match="temperature is -1"):
+        losses.info_nce(z, z, temperature=-1)
+    with pytest.raises(BadInput, match="trust must be positive"):
+        optim.lars([torch.nn.Parameter(z)], lr=torch.tensor(0.1), weight_decay=0.0, trust=-1)
+    with pytest.raises(BadInput, match="width is 0"):
+        backbones.small_net(1, width=0)
+    with pytest.raises(BadInput, match="pad is -3"):
+        backbones.resnet18(3, pad=-3)
 
 
 def test_roles_hold_what_the_rooms_define_and_nothing_else() -> None:

@@ -178,6 +178,59 @@ def test_a_nan_stops_the_run_names_the_step_and_keeps_the_checkpoint(tmp_path: P
     assert at == 14 and all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())
 
 
+def test_weights_that_overflow_are_never_saved(tmp_path: Path, digits: data.Dataset) -> None:
+    """The loss may still be finite at the step whose update no longer is."""
+    with pytest.raises(BadInput, match=r"not finite.*is kept"):
+        train(replace(TINY, optimizer=optim.sgd, lr=1e6, warmup_epochs=0), tmp_path / "a", data=digits)
+    for name in (rundir.CHECKPOINT, rundir.PREVIOUS):
+        if (tmp_path / "a" / name).exists():
+            tensors, _ = files.read_tensors(tmp_path / "a" / name)
+            assert all(t.isfinite().all() for t in tensors.values() if t.is_floating_point()), name
+    assert not (tmp_path / "a" / "model.safetensors").exists()
+
+
+def test_what_a_step_needs_lives_as_long_as_what_executes_it(
+    digits: data.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA graph reads the addresses it was recorded with: nothing but `State` may hold tensors a step reads."""
+    made: list[torch.Tensor] = []
+    arange = torch.arange
+
+    def spy(*args, **kwargs) -> torch.Tensor:
+        made.append(arange(*args, **kwargs))
+        return made[-1]
+
+    s = fresh(TINY, digits)
+    monkeypatch.setattr(torch, "arange", spy)
+    two_views(TINY, s, 10)
+    assert made == []  # index tensors are made inside the step
+
+
+def test_a_run_of_another_kind_of_device_is_not_resumed(tmp_path: Path, digits: data.Dataset) -> None:
+    train(replace(TINY, epochs=1), tmp_path / "a", data=digits)
+    about = files.read_json(tmp_path / "a" / "run.json")
+    files.write_json(tmp_path / "a" / "run.json", {**about, "device": "cuda"})
+    with pytest.raises(BadInput, match=r"begun on a cuda .* cannot go on on a cpu"):
+        train(replace(TINY, epochs=1), tmp_path / "a", data=digits, resume=True)
+
+
+def test_inputs_skipped_while_streaming_stay_in_the_log_when_resumed(tmp_path: Path, digits: data.Dataset) -> None:
+    train(replace(TINY, epochs=1), tmp_path / "a", data=digits)
+    with (tmp_path / "a" / "log.jsonl").open("a") as f:
+        f.write(json.dumps({"skipped": ["late.jpg: truncated"]}) + "\n")
+    rundir.Log(TINY, tmp_path / "a", 10, ["early.jpg: empty"])
+    assert rundir.read_skipped(tmp_path / "a") == ["early.jpg: empty", "late.jpg: truncated"]
+    assert len(rundir.read_log(tmp_path / "a")) == 1
+
+
+def test_temporary_files_of_a_killed_process_are_removed(tmp_path: Path, digits: data.Dataset) -> None:
+    train(replace(TINY, epochs=1), tmp_path / "a", data=digits)
+    left = tmp_path / "a" / ".checkpoint.safetensors.new.x1y2.tmp"
+    left.write_bytes(b"half")
+    train(replace(TINY, epochs=1), tmp_path / "a", data=digits, resume=True)
+    assert not left.exists()
+
+
 def test_a_run_folder_is_never_taken_by_accident(tmp_path: Path, digits: data.Dataset) -> None:
     run = replace(TINY, epochs=1)
     train(run, tmp_path / "a", data=digits)

@@ -65,6 +65,8 @@ class _ResNet(nn.Module):
 
     def __init__(self, block: type[_Basic] | type[_Bottleneck], depths: list[int], channels: int, stem: Stem, pad: int):
         super().__init__()
+        if pad < 0:
+            raise BadInput(f"the stem's pad is {pad}; it must not be negative")
         small = stem == "small"
         self.conv1 = nn.Conv2d(channels, 64, 3 if small else 7, 1 if small else 2, pad if small else 3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
@@ -122,6 +124,8 @@ def resnet50(channels: int, *, stem: Stem = "small", pad: int = 1) -> nn.Module:
 class _SmallNet(nn.Module):
     def __init__(self, channels: int, width: int):
         super().__init__()
+        if width < 1:
+            raise BadInput(f"small_net: width is {width}; it must be at least 1")
         widths = [channels, width, 2 * width, 4 * width]
         self.blocks = nn.Sequential(
             *(

@@ -85,7 +85,10 @@ def _train(args: list[str]) -> None:
     chosen = parse(RECIPES[name])
     folder = chosen.folder()
     if chosen.resume and (folder / "run.json").exists():  # flags left out keep what the run was begun with
-        chosen = parse(rundir.read_run(folder)[0])
+        begun = rundir.read_run(folder)[0]
+        if (stored := begun.to_json()["data"]) != name:
+            raise BadInput(f"{folder} was begun on {stored}, not {name}: nonneg train {stored} --out {folder} --resume")
+        chosen = parse(begun)
     train(chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite)
     log = rundir.read_log(folder)
     if chosen.json:
@@ -121,7 +124,7 @@ def demo(
     screen.print(f"{result['seconds']:.0f} s. Now look: open {out / 'report.html'}", soft_wrap=True)
 
 
-def evaluate(run: Positional[Path], json: bool = False) -> None:
+def evaluate(run: Positional[Path], data_root: Path | None = None, json: bool = False) -> None:
     """Measure a trained run: sparsity, consistency, probes and the rest, each with its definition in metrics.json.
 
     Examples:
@@ -130,9 +133,10 @@ def evaluate(run: Positional[Path], json: bool = False) -> None:
 
     Args:
         run: The run folder.
+        data_root: Where the data are now, if they were moved since training.
         json: Print the values as JSON.
     """
-    measured = workflow.evaluate(run)
+    measured = workflow.evaluate(run, data_root)
     if json:
         _print_json(workflow.values(measured))
         return
@@ -208,7 +212,11 @@ def select(
 
 
 def compare(
-    runs: Positional[tuple[Path, ...]], out: Path | None = None, overwrite: bool = False, json: bool = False
+    runs: Positional[tuple[Path, ...]],
+    out: Path | None = None,
+    data_root: Path | None = None,
+    overwrite: bool = False,
+    json: bool = False,
 ) -> None:
     """Two runs or more, side by side.
 
@@ -219,21 +227,27 @@ def compare(
     Args:
         runs: The run folders.
         out: Also write the report with pictures to this file.
+        data_root: Where the data are now, if they were moved since training.
         overwrite: Replace that file if it exists.
         json: Print the values as JSON.
     """
     if len(runs) < 2:
         raise BadInput("compare needs two run folders or more, as in: nonneg compare runs/demo/cl runs/demo/ncl")
-    measured = {str(run): workflow.values(workflow.measures(run)) for run in runs}
+    measured = {str(run): workflow.values(workflow.measures(run, data_root)) for run in runs}
     if out is not None:
-        workflow.write_report(list(runs), out, overwrite=overwrite)
+        workflow.write_report(list(runs), out, overwrite=overwrite, data_root=data_root)
     if json:
         _print_json(measured)
         return
     _print_table(measured)
 
 
-def make_report(runs: Positional[tuple[Path, ...]], out: Path | None = None, overwrite: bool = False) -> None:
+def make_report(
+    runs: Positional[tuple[Path, ...]],
+    out: Path | None = None,
+    data_root: Path | None = None,
+    overwrite: bool = False,
+) -> None:
     """One self-contained HTML page of pictures for one run or several side by side.
 
     Examples:
@@ -243,12 +257,13 @@ def make_report(runs: Positional[tuple[Path, ...]], out: Path | None = None, ove
     Args:
         runs: The run folders.
         out: The file to write; left out, report.html in the first run's folder.
+        data_root: Where the data are now, if they were moved since training.
         overwrite: Replace that file if it exists.
     """
     if not runs:
         raise BadInput("name a run folder, as in: nonneg report runs/demo/ncl")
     path = out or runs[0] / "report.html"
-    workflow.write_report(list(runs), path, overwrite=overwrite)
+    workflow.write_report(list(runs), path, overwrite=overwrite, data_root=data_root)
     screen.print(f"written: {path}", soft_wrap=True)
 
 

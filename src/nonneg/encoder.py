@@ -66,8 +66,8 @@ def _mlp(widths: list[int]) -> nn.Sequential:
 
 def save(encoder: Encoder, folder: Path) -> None:
     """Write model.safetensors and encoder.json, from which `load` rebuilds the exact model."""
+    files.write_json(folder / "encoder.json", encoder.about)  # first: the weights are the sign that all is there
     files.write_tensors(folder / "model.safetensors", encoder.state_dict(), {"encoder": encoder.about})
-    files.write_json(folder / "encoder.json", encoder.about)
 
 
 def load(
@@ -78,6 +78,8 @@ def load(
 ) -> Encoder:
     """The saved model, map included, in evaluation mode; a backbone or map from outside the package is passed in."""
     about = files.read_json(folder / "encoder.json")
+    if not isinstance(about, dict):
+        raise BadInput(f"{folder / 'encoder.json'} is damaged: it does not describe an encoder")
     for part, given in (("backbone", backbone), ("map", map)):
         if about.get(part) == names.CUSTOM and given is None:
             raise BadInput(f"{folder}: the {part} is not one of nonneg's, so pass it: load(folder, {part}=...)")

@@ -2,7 +2,9 @@
 without making the device wait."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -26,34 +28,40 @@ def choose(mode: Mode, precision: Precision, device: torch.device, *, short: boo
     if mode == "auto":
         mode = ("captured" if short else "graph") if cuda else "eager"
     if mode in ("captured", "graph") and not cuda:
-        say(f"a CUDA graph needs a GPU; on the {device.type} this runs eagerly")
+        say_once(f"a CUDA graph needs a GPU; on the {device.type} this runs eagerly")
         mode = "eager"
     if mode in ("compiled", "graph") and (why := _cannot_compile(device)):
         mode = "captured" if mode == "graph" else "eager"
-        say(f"torch.compile does not work here ({why}); running {mode}, which is slower")
+        say_once(f"torch.compile does not work here ({why}); running {mode}, which is slower")
     if precision == "auto":
         precision = "bf16" if cuda else "fp32"
     if precision == "bf16" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
-        say(f"{torch.cuda.get_device_name(device)} has no bfloat16; computing in float32, which is slower")
+        say_once(f"{torch.cuda.get_device_name(device)} has no bfloat16; computing in float32, which is slower")
         precision = "fp32"
     return mode, precision
 
 
+@cache
 def _cannot_compile(device: torch.device) -> str:
-    """Why torch.compile cannot be used, or nothing."""
-    if device.type == "cuda":
-        try:
-            import triton  # noqa: F401  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            return str(error)
-        if torch.cuda.get_device_capability(device) < (7, 0):
-            return f"{torch.cuda.get_device_name(device)} is too old for Triton"
+    """Why torch.compile cannot be used here, or nothing: tried once, for it needs a compiler at run time."""
+    try:
+        torch.compile(torch.neg)(torch.zeros(8, device=device))
+    except Exception as error:  # whatever it is, the answer is to go on without
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
     return ""
+
+
+@contextmanager
+def on(device: torch.device) -> Iterator[None]:
+    """Make `device` the current GPU, where streams, graphs and events are created."""
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        yield
 
 
 def fuser(mode: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """What wraps each piece of a step: `torch.compile` for compiled and graph, else nothing."""
     if mode in ("compiled", "graph"):
+        torch.compiler.reset()  # code of an earlier run in this process; after eight versions it would give up
         return lambda f: torch.compile(f, dynamic=False)
     return lambda f: f
 
@@ -91,7 +99,7 @@ def executor(
     for t, value in before:
         t.copy_(value)
     generator.set_state(random)
-    return graph.replay
+    return lambda graph=graph, _step=step: graph.replay()  # the graph reads the step's tensors: they must live on
 
 
 class Reader:
@@ -123,6 +131,16 @@ class Reader:
             out.append((at, copy.tolist()))
             self.waiting.popleft()
         return out
+
+
+SAID: set[str] = set()
+
+
+def say_once(text: str) -> None:
+    """`say`, unless it was said before: a fall-back holds for every run and probe of a process."""
+    if text not in SAID:
+        SAID.add(text)
+        say(text)
 
 
 def say(text: str) -> None:

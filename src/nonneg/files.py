@@ -18,11 +18,12 @@ from nonneg.errors import BadInput
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """Yield a temporary file beside `path`; on success it takes `path`'s place, on failure `path` is untouched."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        temporary = Path(name)
+        os.close(handle)
         yield temporary
         with temporary.open("rb+") as f:
             os.fsync(f.fileno())
@@ -34,8 +35,9 @@ def atomic(path: Path) -> Iterator[Path]:
             f"cannot write {path}: {error.strerror or error}{kept}; free some space or check permissions"
         ) from error
     finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
+        if temporary is not None:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -126,14 +126,15 @@ def probe(
         s.optimizer.zero_grad()
         tally(losses.detach(), right)
 
-    run = engine.executor(step, chosen, state=s.changing, generator=s.generator)
-    label = f"{'fine-tuning' if tune else 'probing'} {' and '.join(on)}"
-    if streamed:
-        assert train.labels is not None  # _check saw to it
-        with stream.Source(train.images, batch_size=n, device=device) as source:
-            last = _loop(s, run, epochs, steps, label, partial(_feed, s, source, train.labels))
-    else:
-        last = _loop(s, run, epochs, steps, label, lambda: range(steps))
+    with engine.on(device):
+        run = engine.executor(step, chosen, state=s.changing, generator=s.generator)
+        label = f"{'fine-tuning' if tune else 'probing'} {' and '.join(on)}"
+        if streamed:
+            assert train.labels is not None  # _check saw to it
+            with stream.Source(train.images, batch_size=n, device=device) as source:
+                last = _loop(s, run, epochs, steps, label, partial(_feed, s, source, train.labels))
+        else:
+            last = _loop(s, run, epochs, steps, label, lambda: range(steps))
     heads: dict[str, nn.Linear] = {place: s.heads[place].requires_grad_(False) for place in on}  # pyright: ignore[reportAssignmentType]
     right = accuracy(s.encoder, heads, test, device=device, precision=precision)
     seconds = time.monotonic() - began
@@ -204,12 +205,12 @@ def _feed(s: _State, source: stream.Source, labels: Tensor) -> Iterator[None]:
     n = len(s.images)
     order = s.order.cpu()[: len(s.order) // n * n]
     for (x, bad), rows in zip(source.batches(order), order.split(n), strict=True):
-        y = labels[rows]
+        y = labels[rows].pin_memory() if s.labels.is_cuda else labels[rows]  # pageable memory would make the host wait
         if bad:
             stream.replace_unreadable(x, bad)
             stream.replace_unreadable(y, bad)
         s.images.copy_(x, non_blocking=True)
-        s.labels.copy_(y)
+        s.labels.copy_(y, non_blocking=True)
         yield
 
 

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nonneg.errors import BadInput
+
 
 def unit_rows(z: Tensor, *, floor: float = 0.01) -> Tensor:
     """Each row divided by its length, or by `floor` times the mean length of all rows where it is shorter than that.
@@ -24,6 +26,8 @@ def info_nce(z1: Tensor, z2: Tensor, *, temperature: float = 0.2) -> Tensor:
 
     Computed in float32 at least: at T = 0.05 a bfloat16 logit would be off by 0.06.
     """
+    if not temperature > 0:
+        raise BadInput(f"info_nce: temperature is {temperature}; it must be positive")
     with torch.autocast(z1.device.type, enabled=False):
         z = torch.cat([z1, z2])
         z = unit_rows(z.to(torch.promote_types(z.dtype, torch.float32)))

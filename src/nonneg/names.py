@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 from tyro.constructors import PrimitiveConstructorSpec
 
@@ -113,9 +113,10 @@ def _literal(value: str, knob: inspect.Parameter, where: str) -> Any:
     choices = getattr(knob.annotation, "__args__", ()) if "Literal" in str(knob.annotation) else ()
     if choices and parsed not in choices:
         raise unknown(f"{knob.name} of {where}", str(parsed), map(str, choices))
-    if knob.annotation in (int, float, bool):
-        ok = isinstance(parsed, (int, float)) and (knob.annotation is not int or isinstance(parsed, int))
-        if not ok or (isinstance(parsed, bool) != (knob.annotation is bool)):
-            raise BadInput(f"{where}: {knob.name}={value} is not {knob.annotation.__name__}")
-        return knob.annotation(parsed)
+    kinds = [t for t in get_args(knob.annotation) or (knob.annotation,) if t in (int, float, bool)]
+    if kinds and not (parsed is None and type(None) in get_args(knob.annotation)):
+        number = isinstance(parsed, (int, float)) and (isinstance(parsed, bool) == (kinds[0] is bool))
+        if not number or (kinds[0] is int and not isinstance(parsed, int)):
+            raise BadInput(f"{where}: {knob.name}={value} is not {kinds[0].__name__}")
+        return kinds[0](parsed)  # pyright: ignore[reportArgumentType] (a number, as just checked)
     return parsed

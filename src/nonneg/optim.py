@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nonneg.errors import BadInput
+
 
 class LARS(Optimizer):
     """You et al. 2017 as the paper's authors run it: g <- trust x (g + wd p) for matrices, then heavy-ball momentum.
@@ -49,13 +51,14 @@ class LARS(Optimizer):
     def _trust(params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         """One ratio per parameter, by list operations only: compiled, they are one kernel."""
         length = torch._foreach_norm(params)
-        below = torch._foreach_add(torch._foreach_norm(grads), length, alpha=group["weight_decay"])
+        slope = torch._foreach_norm(grads)
+        below = torch._foreach_add(slope, length, alpha=group["weight_decay"])
         torch._foreach_add_(below, 1e-8)
         ratio = torch._foreach_div(length, below)
         torch._foreach_mul_(ratio, group["trust"] / group["lr"].clamp_min(1e-12))
         torch._foreach_clamp_max_(ratio, 1.0)
-        at_zero = torch._foreach_neg(torch._foreach_sign(length))
-        torch._foreach_add_(at_zero, 1.0)  # 1 where the parameter is all zero, and has no length to go by; else 0
+        at_zero = torch._foreach_neg(torch._foreach_sign(torch._foreach_mul(length, slope)))
+        torch._foreach_add_(at_zero, 1.0)  # 1 where parameter or gradient is all zero and there is no ratio; else 0
         torch._foreach_maximum_(ratio, at_zero)
         return list(ratio)
 
@@ -64,6 +67,8 @@ def lars(
     params: Iterable[nn.Parameter], *, lr: Tensor, weight_decay: float, momentum: float = 0.9, trust: float = 0.02
 ) -> Optimizer:
     """LARS, the paper's choice."""
+    if not (trust > 0 and 0 <= momentum < 1):
+        raise BadInput(f"lars: trust must be positive and momentum in [0, 1); they are {trust} and {momentum}")
     return LARS(params, lr=lr, weight_decay=weight_decay, momentum=momentum, trust=trust)
 
 

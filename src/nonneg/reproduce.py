@@ -4,6 +4,7 @@ N images, D features. Results are lines in RESULTS/EXPERIMENT.jsonl, one a run, 
 folders (large, not for a repository) are RUNS/EXPERIMENT/RUN. Whatever is there already is not done again.
 """
 
+import fcntl
 import io
 import json
 import os
@@ -204,8 +205,14 @@ def _done(line: dict[str, Any] | None, experiment: Experiment, folder: Path) -> 
 
 def _put(path: Path, line: dict[str, Any]) -> None:
     """The file again with this run's line, new or in place of its old one, so that it is never half written."""
-    lines = {**_read_lines(path), line["name"]: line}
-    files.write_text(path, "".join(f"{json.dumps(value, allow_nan=False)}\n" for value in lines.values()))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # another reproduction may add to the same file
+        lines = {**_read_lines(path), line["name"]: line}
+        files.write_text(path, "".join(f"{json.dumps(value, allow_nan=False)}\n" for value in lines.values()))
+    finally:
+        os.close(folder)
 
 
 # One run
@@ -218,9 +225,8 @@ def _run_one(
 
     Yields the result's line after each stage of the evaluation, cheapest first: an interruption loses one stage.
     """
-    device = run.torch_device()
+    device, commit = run.torch_device(), _commit()  # now: what is committed meanwhile is not what runs
     train_data, test_data = run.load("train"), run.load("test")
-    _forget_compiled(device)
     try:
         model = _trained(run, folder, train_data, f"training {run_name}")
     except Interrupted:
@@ -247,7 +253,7 @@ def _run_one(
             "precision": precision,
             "hardware": _hardware(device),
             "torch": str(torch.__version__),
-            "commit": _commit(),
+            "commit": commit,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "kept": kept,
             "run": {k: v for k, v in run.to_json().items() if k not in rundir.FREE},
@@ -258,8 +264,9 @@ def _trained(run: Run, folder: Path, data: Dataset, label: str) -> Encoder:
     """The run's encoder: loaded if it is finished, continued if it was begun, trained otherwise."""
     if (folder / "model.safetensors").exists():
         rundir.check_same(run, folder, data)
-        return encoder.load(folder)
-    return train(run, folder, data=data, resume=(folder / "run.json").exists(), label=label)
+    else:
+        train(run, folder, data=data, resume=(folder / "run.json").exists(), label=label)
+    return encoder.load(folder)  # always from the file: what is measured is what anyone can load
 
 
 def evaluate(
@@ -278,7 +285,6 @@ def evaluate(
     numbers |= activity(test[1].z)
     how = {"seed": run.seed, "device": device, "mode": run.mode, "precision": run.precision}
     if experiment.probe:
-        _forget_compiled(device)
         probed = experiment.probe(model, train[0], test[0], on=("h", "z"), **how)
         numbers |= {f"probe_{place}": found.accuracy for place, found in probed.items()}
         numbers |= {f"probe_{place}_train": found.train_accuracy for place, found in probed.items()}
@@ -286,7 +292,6 @@ def evaluate(
     yield numbers
     for place in ("h", "z") if experiment.tune else ():
         assert experiment.tune is not None
-        _forget_compiled(device)
         numbers[f"tune_{place}"] = experiment.tune(model, train[0], test[0], on=(place,), **how)[place].accuracy
         yield numbers
 
@@ -302,12 +307,6 @@ def activity(z: Any, *, eps: float = 1e-5) -> dict[str, float]:
         "active_most": int(counts.max()),
         "active_under_20": float((counts < 20).mean()),
     }
-
-
-def _forget_compiled(device: torch.device) -> None:
-    """Drop compiled code: it belongs to an earlier run, and after eight versions torch.compile would give up."""
-    if device.type == "cuda":
-        torch.compiler.reset()
 
 
 def _hardware(device: torch.device) -> str:
@@ -331,7 +330,8 @@ def _commit() -> str:
 
     try:
         git("ls-files", "--error-unmatch", Path(__file__).name)  # else it is somebody else's clone that we lie in
-        return git("rev-parse", "--short", "HEAD") + ("-dirty" if git("status", "--porcelain", "-uno") else "")
+        changed = git("status", "--porcelain", "-uno", "--", ".")
+        return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("NONNEG_COMMIT", "unknown")
 

@@ -39,13 +39,14 @@ def claim(run: Run, folder: Path, data: Dataset, overwrite: bool) -> None:
             )
         for name in OURS:
             (folder / name).unlink(missing_ok=True)
-        for path in [*(folder / "features").glob("*.npz"), *(folder / "codes").glob("*.npz")]:
+        for path in [*(folder / "features").glob("*.npz"), *(folder / "codes").glob("*.npz"), *_leftovers(folder)]:
             path.unlink()
     about = {
         "run": run.to_json(),
         "data": {"name": data.name, "images": len(data), "fingerprint": data.fingerprint(), "skipped": data.skipped},
         "versions": {"nonneg": nonneg.__version__, "torch": torch.__version__, "numpy": numpy.__version__},
         "threads": torch.get_num_threads(),
+        "device": run.torch_device().type,
     }
     files.write_json(folder / "run.json", about)
 
@@ -55,7 +56,8 @@ def read_run(folder: Path) -> tuple[Run, dict[str, Any]]:
     if not (folder / "run.json").exists():
         raise BadInput(f"{folder} is not a run folder: it has no run.json")
     about = files.read_json(folder / "run.json")
-    if not isinstance(about, dict) or not isinstance(about.get("run"), dict):
+    whole = isinstance(about, dict) and all(isinstance(about.get(k), dict) for k in ("run", "data"))
+    if not whole or "fingerprint" not in about["data"] or not isinstance(about.get("threads"), int):
         raise BadInput(f"{folder / 'run.json'} is damaged: it does not describe a run")
     return from_json(about["run"], folder / "run.json"), about
 
@@ -64,8 +66,8 @@ def check_same(run: Run, folder: Path, data: Dataset) -> None:
     """A resumed run must be the one that was begun: the same Run, the same images, the same number of threads."""
     if not (folder / "run.json").exists():
         raise BadInput(f"nothing to resume: {folder} is not a run folder (it has no run.json)")
-    about = files.read_json(folder / "run.json")
-    new, old = run.to_json(), about.get("run", {})
+    _, about = read_run(folder)
+    new, old = run.to_json(), about["run"]
     changed = [k for k in new if k not in FREE and new[k] != old.get(k)]
     if changed:
         k = changed[0]
@@ -74,8 +76,20 @@ def check_same(run: Run, folder: Path, data: Dataset) -> None:
         )
     if about["data"]["fingerprint"] != data.fingerprint():
         raise BadInput(f"{folder} was begun on other images than {data.name} holds now; start anew in another folder")
+    if about.get("device") != run.torch_device().type:
+        raise BadInput(
+            f"{folder} was begun on a {about.get('device')} and its random numbers cannot go on on a "
+            f"{run.torch_device().type}; resume it there, or start anew in another folder"
+        )
+    for path in _leftovers(folder):
+        path.unlink()
     if torch.get_num_threads() != about["threads"]:
         torch.set_num_threads(about["threads"])  # sums in another order would change the last bits
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    """Temporary files that a killed process could not remove."""
+    return [p for name in OURS for p in folder.glob(f".{name}*.tmp")]
 
 
 def save_checkpoint(folder: Path, tensors: dict[str, Tensor], at: int) -> None:
@@ -118,6 +132,7 @@ class Log:
     def __init__(self, run: Run, folder: Path, done: int, skipped: list[str]) -> None:
         self.path = folder / "log.jsonl"
         kept = [line for line in read_log(folder) if line["step"] <= done]
+        skipped = sorted({*skipped, *read_skipped(folder)}) if done else skipped
         first = [{"skipped": skipped}] if skipped else []
         files.write_text(self.path, "".join(f"{json.dumps(line)}\n" for line in [*first, *kept]))
         self.seconds = kept[-1]["seconds"] if kept else 0.0
@@ -149,7 +164,17 @@ class Log:
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The epochs in log.jsonl; a last line cut off by a kill is left out."""
+    """The epochs in log.jsonl."""
+    return [line for line in _read_lines(folder) if "epoch" in line]
+
+
+def read_skipped(folder: Path) -> list[str]:
+    """Inputs that log.jsonl names as skipped, when training began or later."""
+    return [name for line in _read_lines(folder) for name in line.get("skipped", [])]
+
+
+def _read_lines(folder: Path) -> list[dict[str, Any]]:
+    """The lines of log.jsonl; a last one cut off by a kill is left out."""
     path = folder / "log.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     out = []
@@ -159,4 +184,4 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             if i + 1 < len(lines):
                 raise BadInput(f"{path}: line {i + 1} is not JSON") from None
-    return [line for line in out if "epoch" in line]
+    return out

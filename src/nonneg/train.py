@@ -157,14 +157,14 @@ def _gib(images: Tensor | Files) -> str:
 def two_views(run: Run, s: State, steps_per_epoch: int) -> Callable[[], None]:
     """One step of the paper's algorithm on `s`: two views of a batch, their features, the loss, an update, counts."""
     n, device = run.batch_size, s.images.device
-    rows = torch.arange(n, device=device)
     mode, precision = engine.choose(run.mode, run.precision, device)
     fuse = engine.fuser(mode)
     total, warmup = run.epochs * steps_per_epoch, min(run.warmup_epochs, run.epochs - 1) * steps_per_epoch
     peak = run.lr * n / 256
 
     def make_views(noise: Tensor) -> Tensor:
-        x = s.images if s.streamed else s.images[s.order[s.step % steps_per_epoch * n + rows]]
+        rows = s.step % steps_per_epoch * n + torch.arange(n, device=device)
+        x = s.images if s.streamed else s.images[s.order[rows]]
         return run.augment(torch.cat([x, x]), noise).contiguous(memory_format=torch.channels_last)
 
     def forward(views: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,7 +225,7 @@ def train(
         rundir.claim(run, job.folder, job.data, overwrite)
     if skipped := job.data.skipped:
         engine.say(f"{len(skipped)} inputs skipped (all listed in {job.folder / 'log.jsonl'}), first {skipped[0]}")
-    with _memory_named(run, job.data):
+    with engine.on(run.torch_device()), _memory_named(run, job.data):
         s, done = fresh(run, job.data), 0
         checkpoint = rundir.load_checkpoint(job.folder, previous=previous) if resume else None
         if checkpoint is not None:  # else killed before the first one: the run starts again, and ends the same
@@ -284,8 +284,10 @@ def _loop(job: Job, s: State, step: Callable[[], None], done: int) -> None:
                 shown = seen
                 if seen % per_epoch == 0:
                     log.write(line, seconds=time.monotonic() - started)
-            if save:  # everything up to here was seen and is finite
-                rundir.save_checkpoint(job.folder, s.tensors(), at)
+            if save:  # the losses up to here were seen and are finite; is what they led to?
+                tensors = s.tensors()
+                _check_weights(tensors, at, job.folder)
+                rundir.save_checkpoint(job.folder, tensors, at)
                 saved = time.monotonic()
             if stop.is_set() and at < total:
                 again = _resume_command(run, job.folder)
@@ -374,16 +376,30 @@ def _resume_command(run: Run, folder: Path) -> str:
     return f"nonneg train {run.to_json()['data']} --out {folder} --resume"
 
 
+def _check_weights(tensors: dict[str, Tensor], at: int, folder: Path) -> None:
+    """Refuse to save a state that is no longer finite; the checkpoints before it stay as they are."""
+    bad = [k for k, v in tensors.items() if v.is_floating_point() and not v.isfinite().all()]
+    if bad:
+        raise BadInput(
+            f"at step {at} {bad[0]} is not finite ({len(bad)} tensors are not); {_kept(folder)}. "
+            "Lower --lr, or raise the loss's temperature"
+        )
+
+
+def _kept(folder: Path) -> str:
+    kept = rundir.checkpoint_step(folder)
+    if kept is None:
+        return "no checkpoint had been written yet"
+    return f"the checkpoint of step {kept} is kept in {folder}"
+
+
 def _check_finite(totals: list[float], at: int, steps_per_epoch: int, folder: Path) -> None:
     if totals[BAD] == 0:
         return
-    bad, kept = int(totals[BAD]), rundir.checkpoint_step(folder)
-    there = (
-        "no checkpoint had been written yet" if kept is None else f"the checkpoint of step {kept} is kept in {folder}"
-    )
+    bad = int(totals[BAD])
     raise BadInput(
         f"the loss is not finite since step {bad} (epoch {(bad - 1) // steps_per_epoch + 1}), seen at step {at}; "
-        f"{there}. Lower --lr, or raise the loss's temperature"
+        f"{_kept(folder)}. Lower --lr, or raise the loss's temperature"
     )
 
 

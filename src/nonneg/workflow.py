@@ -44,9 +44,10 @@ def embed(folder: Path, data: Dataset, split: str, run: Run) -> Features:
     return made
 
 
-def finished_run(folder: Path) -> Run:
-    """The Run of a folder whose training is over."""
+def finished_run(folder: Path, data_root: Path | None = None) -> Run:
+    """The Run of a folder whose training is over, with the device and the copy of the data that are here."""
     run, _ = rundir.read_run(folder)
+    run = replace(run, device="auto", data_root=data_root or run.data_root)
     if not (folder / "model.safetensors").exists():
         raise BadInput(
             f"{folder} has no model yet; finish it with: nonneg train {run.to_json()['data']} --out {folder} --resume"
@@ -54,18 +55,24 @@ def finished_run(folder: Path) -> Run:
     return run
 
 
-def evaluate(folder: Path) -> dict[str, dict[str, Any]]:
+def evaluate(folder: Path, data_root: Path | None = None) -> dict[str, dict[str, Any]]:
     """Every measure of a run on its own data, each with its definition; also written to metrics.json."""
-    run = finished_run(folder)
+    run = finished_run(folder, data_root)
     train_data, test_data = run.load("train"), run.load("test")
     measured = measure(embed(folder, train_data, "train", run), embed(folder, test_data, "test", run))
     files.write_json(folder / "metrics.json", measured)
     return measured
 
 
-def measures(folder: Path) -> dict[str, dict[str, Any]]:
+def measures(folder: Path, data_root: Path | None = None) -> dict[str, dict[str, Any]]:
     """What metrics.json says, evaluated first if it was not yet."""
-    return files.read_json(folder / "metrics.json") if (folder / "metrics.json").exists() else evaluate(folder)
+    path = folder / "metrics.json"
+    if not path.exists():
+        return evaluate(folder, data_root)
+    measured = files.read_json(path)
+    if not isinstance(measured, dict) or not all(isinstance(v, dict) and "value" in v for v in measured.values()):
+        raise BadInput(f"{path} is damaged; remove it, and nonneg evaluate {folder} writes it anew")
+    return measured
 
 
 def write_features(
@@ -138,19 +145,19 @@ def _lost(full: dict[str, Any], short: dict[str, Any], y: Any, answer: Any, *, d
     return lost
 
 
-def write_report(folders: list[Path], path: Path, *, overwrite: bool) -> None:
+def write_report(folders: list[Path], path: Path, *, overwrite: bool, data_root: Path | None = None) -> None:
     """The report of one run or several side by side."""
     if path.exists() and not overwrite:
         raise BadInput(f"{path} already exists; add --overwrite to replace it, or --out for another file")
     titles = [folder.name if len({f.name for f in folders}) == len(folders) else str(folder) for folder in folders]
-    columns = [column(folder, title) for folder, title in zip(folders, titles, strict=True)]
+    columns = [column(folder, title, data_root) for folder, title in zip(folders, titles, strict=True)]
     report.write(columns, path, title=REPORT_TITLE, intro=", ".join(map(str, folders)), seed=0)
 
 
-def column(folder: Path, title: str) -> Column:
+def column(folder: Path, title: str, data_root: Path | None = None) -> Column:
     """All that a report shows of one run; it is evaluated first if it was not yet."""
-    run = finished_run(folder)
-    measured = measures(folder)
+    run = finished_run(folder, data_root)
+    measured = measures(folder, data_root)
     train_data, test_data = run.load("train"), run.load("test")
     about, test = run.to_json(), embed(folder, test_data, "test", run)
     if len(test.ids) < len(test_data):  # images that could be opened but not decoded have no features
@@ -164,7 +171,7 @@ def column(folder: Path, title: str) -> Column:
         metrics=measured,
         images=test_data.images,
         classes=test_data.classes,
-        skipped=sorted({*train_data.skipped, *test_data.skipped}),
+        skipped=sorted({*train_data.skipped, *test_data.skipped, *rundir.read_skipped(folder)}),
         log=rundir.read_log(folder),
     )
 
