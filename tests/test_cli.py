@@ -50,7 +50,7 @@ def test_a_folder_of_unlabelled_photos_from_training_to_report(
     assert "broken" in (out / "log.jsonl").read_text() and "inputs skipped" in err
     code, text, err = run(capsys, "evaluate", out, "--json")
     values = json.loads(text)
-    assert code == 0 and "sparsity" in values and "linear_probe" not in values
+    assert code == 0 and values["sparsity"] > 0 and values["linear_probe"] is None  # the key is there, the value not
     assert "measuring" in err
     assert json.loads((out / "metrics.json").read_text())["sparsity"]["threshold"] == 1e-5
     code, text, _ = run(capsys, "features", out, "--json")
@@ -125,6 +125,65 @@ def test_wrong_values_are_refused_while_parsing(capsys: pytest.CaptureFixture[st
         assert code != 0 and message in " ".join(err.replace("│", "").split())
 
 
+def test_a_flag_that_cannot_be_met_harms_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert run(capsys, "train", "digits", "--out", out, *SMALL)[0] == 0
+    before = (out / "model.safetensors").read_bytes()
+    for wrong in (["--device", "tpu"], ["--backbone", "small_net:width=0"], ["--loss", "info_nce:temperature=0"]):
+        assert run(capsys, "train", "digits", "--out", out, *SMALL, "--overwrite", *wrong)[0] == 1
+        if wrong[0] != "--loss":  # that one is found by the first step
+            assert (out / "model.safetensors").read_bytes() == before
+            assert run(capsys, "train", "digits", "--out", tmp_path / "new", *SMALL, *wrong)[0] == 1
+            assert not (tmp_path / "new").exists()
+    assert run(capsys, "train", "digits", "--out", out, "--resume", "--overwrite")[0] == 1
+
+
+def test_a_truncated_model_is_named_and_the_checkpoint_offered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert run(capsys, "train", "digits", "--out", out, *SMALL)[0] == 0
+    path = out / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    code, _, err = run(capsys, "evaluate", out)
+    assert code == 1 and f"nonneg train digits --out {out} --resume" in err and "model.safetensors is damaged" in err
+    assert run(capsys, "train", "digits", "--out", out, "--resume")[0] == 0
+    assert path.read_bytes() == whole
+
+
+def test_a_damaged_cache_is_made_again_and_new_images_are_measured_again(
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert run(capsys, "train", "folder", "--data-root", photos, "--image-size", 16, "--out", out, *SMALL)[0] == 0
+    first = json.loads(run(capsys, "evaluate", out, "--json")[1])
+    for path in (out / "features").glob("*.npz"):
+        path.write_bytes(path.read_bytes()[:100])
+    assert json.loads(run(capsys, "evaluate", out, "--json")[1]) == first
+    for i in range(30):
+        Image.fromarray(np.full((20, 20, 3), 8 * i, np.uint8)).save(photos / f"new{i}.png")
+    code, text, _ = run(capsys, "compare", out, out, "--json")
+    assert code == 0 and json.loads(text)[str(out)]["effective_rank"] != first["effective_rank"]
+
+
+def test_another_data_set_is_embedded_at_the_size_and_with_the_channels_of_the_model(
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 255, (40, 16, 16, 3), dtype=np.uint8))
+    assert run(capsys, "train", "arrays", "--data-root", tmp_path / "x.npy", "--out", out, *SMALL)[0] == 0
+    args = ("features", out, "--data", "folder", "--data-root", photos, "--json")
+    code, text, _ = run(capsys, *args)
+    whole = cli.workflow.features.load(Path(json.loads(text)["test"])).h
+    code, text, _ = run(capsys, *args, "--image-size", 16)
+    assert np.array_equal(cli.workflow.features.load(Path(json.loads(text)["test"])).h, whole)
+    code, _, err = run(capsys, "features", out, "--data", "digits")
+    assert code == 1 and "images of 3 channels; digits has 1" in err
+    code, _, err = run(capsys, "features", out, "--data", "folde")
+    assert code == 1 and "did you mean 'folder'?" in err
+
+
 def test_resuming_under_another_data_set_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert run(capsys, "train", "digits", "--out", out, *SMALL)[0] == 0
@@ -151,6 +210,7 @@ def test_a_run_of_a_gpu_machine_is_evaluated_where_there_is_none_and_where_its_d
 def test_a_damaged_file_is_named(tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert run(capsys, "train", "digits", "--out", out, *SMALL)[0] == 0
+    assert run(capsys, "evaluate", out)[0] == 0
     (out / place).write_text('{"x": 1}')
     code, _, err = run(capsys, "report", out)
     assert code == 1 and f"{place} is damaged" in err and "unexpected" not in err

@@ -11,10 +11,11 @@ import pytest
 import scipy.sparse as sp
 from PIL import Image
 
-from nonneg import backbones, experiments, files, reproduce
+from nonneg import backbones, experiments, files, kept_features, reproduce
 from nonneg.errors import BadInput
 from nonneg.experiments import MEASURES, Experiment, cifar10, imagenet100, method_of
-from nonneg.reproduce import Row, load_kept, pack, rows_json
+from nonneg.kept_features import pack
+from nonneg.reproduce import Row, rows_json
 from nonneg.run import Run
 from nonneg.train import Interrupted
 
@@ -139,7 +140,7 @@ def test_figures_features_and_weights_are_kept(pair: tuple[Path, list[Row]]) -> 
     assert "NCL" in (place / "runs" / "cifar10-1epochs" / "report.html").read_text()
     for line in lines(place):
         assert sorted(line["kept"]) == [f"cifar10-1epochs-{line['name']}-{split}.npz" for split in ("test", "train")]
-        kept = load_kept(place / "results" / "features" / line["kept"][0])
+        kept = kept_features.load(place / "results" / "features" / line["kept"][0])
         assert kept.z.shape == (20, 8) and kept.labels is not None and kept.labels.tolist() == [*range(10), *range(10)]
         half, about = files.read_tensors(place / "runs" / "cifar10-1epochs" / line["name"] / "model.bf16.safetensors")
         full, _ = files.read_tensors(place / "runs" / "cifar10-1epochs" / line["name"] / "model.safetensors")
@@ -251,9 +252,9 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path: Path) -> None:
 def test_the_commit_is_unknown_outside_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NONNEG_COMMIT", raising=False)
     monkeypatch.setattr(reproduce, "__file__", str(tmp_path / "reproduce.py"))
-    assert reproduce._commit() == "unknown"
+    assert reproduce._commit.__wrapped__() == "unknown"
     monkeypatch.setenv("NONNEG_COMMIT", "abc1234")
-    assert reproduce._commit() == "abc1234"
+    assert reproduce._commit.__wrapped__() == "abc1234"
 
 
 # --- kept features -----------------------------------------------------------------------------------------------
@@ -272,7 +273,7 @@ def test_kept_features_come_back_within_half_a_quantum(tmp_path: Path, kind: str
         z[3, 5] = 1e-9  # tiny, but not zero
     labels = rng.integers(0, 300, 400)
     (tmp_path / "z.npz").write_bytes(pack(sp.csr_array(z), labels))
-    kept = load_kept(tmp_path / "z.npz")
+    kept = kept_features.load(tmp_path / "z.npz")
     error, back = np.abs(kept.z.toarray() - z), kept.z.toarray()
     quantum = np.abs(z).max(0) / (128 if "signed" in kind else 256)
     assert np.allclose(kept.quantum[quantum > 0], quantum[quantum > 0], rtol=1e-6)
@@ -288,9 +289,9 @@ def test_sparse_features_take_two_bytes_a_value_at_most(tmp_path: Path) -> None:
     assert len(pack(sp.csr_array(z), None)) < 2 * np.count_nonzero(z) + 4 * 2000 + 4 * 256 + 2000
     (tmp_path / "z.npz").write_bytes(b"PK not really")
     with pytest.raises(BadInput, match="damaged"):
-        load_kept(tmp_path / "z.npz")
+        kept_features.load(tmp_path / "z.npz")
     with pytest.raises(BadInput, match="does not exist"):
-        load_kept(tmp_path / "none.npz")
+        kept_features.load(tmp_path / "none.npz")
 
 
 def test_large_features_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,9 +299,9 @@ def test_large_features_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     rng = np.random.default_rng(0)
     dense = Features(np.zeros((500, 2), np.float32), sp.csr_array(rng.random((500, 64))), None, [""] * 500)
-    keep = partial(reproduce._keep_both, "x", tmp_path)
+    keep = partial(kept_features.keep, "x", tmp_path)
     assert keep(dense, dense, 0) == ["x-test.npz", "x-train.npz"] and keep(dense, dense, 1) == []
-    monkeypatch.setattr(reproduce, "TRAIN_BYTES", 1000)
+    monkeypatch.setattr(kept_features, "TRAIN_BYTES", 1000)
     assert keep(dense, dense, 0) == ["x-test.npz"]
 
 

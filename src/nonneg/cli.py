@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 from rich.console import Console
@@ -15,9 +15,9 @@ from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional
 
 import nonneg
-from nonneg import names, reproduce, rundir, workflow
+from nonneg import reproduce, rundir, workflow
 from nonneg.errors import BadInput, unknown
-from nonneg.run import RECIPES, ROLES, Run
+from nonneg.run import RECIPES, Run
 from nonneg.train import Interrupted, train
 
 HELP = """nonneg: features you can read, by non-negative contrastive learning.
@@ -138,7 +138,7 @@ def evaluate(run: Positional[Path], data_root: Path | None = None, json: bool = 
     """
     measured = workflow.evaluate(run, data_root)
     if json:
-        _print_json(workflow.values(measured))
+        _print_json({**dict.fromkeys(workflow.HEADLINE), **workflow.values(measured)})
         return
     table = Table("measure", "value", "definition", title=str(run))
     for name, entry in measured.items():
@@ -148,8 +148,9 @@ def evaluate(run: Positional[Path], data_root: Path | None = None, json: bool = 
 
 def features(
     run: Positional[Path],
-    data: Annotated[Callable[..., Any], names.flag(ROLES["data"])] | None = None,
+    data: str | None = None,
     data_root: Path | None = None,
+    image_size: int | None = None,
     out: Path | None = None,
     json: bool = False,
 ) -> None:
@@ -161,12 +162,13 @@ def features(
 
     Args:
         run: The run folder.
-        data: Another data set than the run's own.
+        data: Another data set than the run's own: digits, cifar10, cifar100, folder, arrays.
         data_root: Where that data set is.
+        image_size: Side in pixels; left out, what the model was trained on.
         out: The folder to write to; left out, RUN/features.
         json: Print the file names as JSON.
     """
-    written = workflow.write_features(run, data=data, data_root=data_root, out=out)
+    written = workflow.write_features(run, data=data, data_root=data_root, image_size=image_size, out=out)
     if json:
         _print_json(written)
         return
@@ -247,6 +249,7 @@ def make_report(
     out: Path | None = None,
     data_root: Path | None = None,
     overwrite: bool = False,
+    json: bool = False,
 ) -> None:
     """One self-contained HTML page of pictures for one run or several side by side.
 
@@ -259,11 +262,15 @@ def make_report(
         out: The file to write; left out, report.html in the first run's folder.
         data_root: Where the data are now, if they were moved since training.
         overwrite: Replace that file if it exists.
+        json: Print the file's name as JSON.
     """
     if not runs:
         raise BadInput("name a run folder, as in: nonneg report runs/demo/ncl")
     path = out or runs[0] / "report.html"
     workflow.write_report(list(runs), path, overwrite=overwrite, data_root=data_root)
+    if json:
+        _print_json({"report": str(path)})
+        return
     screen.print(f"written: {path}", soft_wrap=True)
 
 
@@ -362,6 +369,9 @@ def main(argv: list[str] | None = None) -> None:
             traceback.print_exc()
         print(f"nonneg: {error}", file=sys.stderr)
         sys.exit(130 if isinstance(error, Interrupted) else 1)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        sys.stderr.close()
+        sys.exit(0)
     except KeyboardInterrupt:
         print("nonneg: stopped", file=sys.stderr)
         sys.exit(130)

@@ -71,12 +71,13 @@ def save(encoder: Encoder, folder: Path) -> None:
 
 
 def load(
-    folder: Path,
+    folder: Path | str,
     *,
     backbone: nn.Module | Callable[[int], nn.Module] | None = None,
     map: Callable[[Tensor], Tensor] | None = None,
 ) -> Encoder:
     """The saved model, map included, in evaluation mode; a backbone or map from outside the package is passed in."""
+    folder = Path(folder)
     about = files.read_json(folder / "encoder.json")
     if not isinstance(about, dict):
         raise BadInput(f"{folder / 'encoder.json'} is damaged: it does not describe an encoder")

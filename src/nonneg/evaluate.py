@@ -37,16 +37,22 @@ def measure(
     """Every measurement by name: its value (None where it is not defined), its definition and its parameters.
 
     All are taken on the test features, but for expected activation and what the probes learn from. What needs labels
-    is left out where there are none; the probes also where the training data have a single class.
+    is left out where there are none; the probes also where the training data have a single class, or single samples.
     """
     if train.z.shape[1] != test.z.shape[1]:
         raise BadInput(f"training z has {train.z.shape[1]} features, test z {test.z.shape[1]}: use one model for both")
     todo = _unlabelled(train, test, eps=eps)
     if test.labels is not None:
         todo |= _labelled(test.z, test.labels, eps=eps, k=k)
-        if train.labels is not None and len(np.unique(train.labels)) > 1:
+        if train.labels is not None and _can_probe(train.labels):
             todo |= _probed(train, test, seed=seed, device=device)
     return {name: take() for name, take in track(todo.items(), "measuring", len(todo))}
+
+
+def _can_probe(labels: np.ndarray) -> bool:
+    """Whether a probe has something to learn and something to hold out: two classes, one of them with two samples."""
+    _, counts = np.unique(labels, return_counts=True)
+    return len(counts) > 1 and counts.max() > 1
 
 
 def _unlabelled(train: Features, test: Features, *, eps: float) -> dict[str, Callable[[], Entry]]:

@@ -42,7 +42,7 @@ class Features:
 def load(path: Path) -> Features:
     """Features that `save` wrote."""
     try:
-        with np.load(path, allow_pickle=False) as f:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as f:
             z = sp.csr_array((f["z_data"], f["z_indices"], f["z_indptr"]), shape=tuple(f["z_shape"]))
             return Features(f["h"], z, f.get("labels", None), [str(i) for i in f["ids"]])
     except FileNotFoundError:
@@ -64,8 +64,10 @@ def extract(
 
     Images on disk that cannot be read any more have no row; how many, and the first of them, is said.
     """
-    if data.channels != encoder.mean.shape[1] and encoder.mean.shape[1] != 1:
-        raise BadInput(f"the model expects {encoder.mean.shape[1]} channels, {data.name} has {data.channels}")
+    if data.channels != encoder.about["channels"]:
+        raise BadInput(
+            f"the model takes images of {encoder.about['channels']} channels; {data.name} has {data.channels}"
+        )
     encoder, device = encoder.to(device).eval(), torch.device(device)
     apply = map or encoder.map
     hs, zs, missing = [], [], []

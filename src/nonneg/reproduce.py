@@ -12,34 +12,41 @@ import platform
 import statistics
 import subprocess
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from PIL import Image
-from torch import Tensor
 
-from nonneg import encoder, engine, experiments, features, figures, files, metrics, report, rundir
+from nonneg import (
+    encoder,
+    engine,
+    experiments,
+    features,
+    figures,
+    files,
+    kept_features,
+    metrics,
+    report,
+    rundir,
+    workflow,
+)
 from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput, unknown
 from nonneg.evaluate import measure
 from nonneg.experiments import MEASURES, Experiment, method_of
 from nonneg.features import Features
-from nonneg.figures import Column
 from nonneg.run import Run
 from nonneg.train import Interrupted, train
 
 NOT_RUN = "not run"
-TRAIN_BYTES, TEST_BYTES, FIGURE_BYTES = int(1.5 * 2**20), int(2.7 * 2**20), 1_000_000  # what a repository can bear
-NEAR_DENSE = 0.99  # share of values other than zero above which positions are not worth storing
+FIGURE_BYTES = 1_000_000  # what a repository can bear
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,7 @@ def reproduce(
     `only` names runs or their beginnings (cl, ncl-s1), `seeds` takes seeds below it, `report_only` reads and does
     nothing else. `epochs` tries everything shortened, under a name of its own beside the real results.
     """
+    _commit()  # now: what is changed or committed meanwhile is not what runs
     experiment = experiments.find(name)
     if epochs is not None:
         name, experiment = f"{name}-{epochs}epochs", _shortened(experiment, epochs)
@@ -102,6 +110,8 @@ def reproduce(
         if any(run_name in todo for run_name in experiment.show):
             write_figures(name, experiment, results=results, runs=runs)
     rows = table(name, experiment, results)
+    if not any(row.seeds for row in rows):
+        engine.say(f"no results of {name} in {results.absolute()}; --results names another folder")
     if not report_only:
         files.write_text(results / f"{name}.md", as_markdown(rows))
     return rows
@@ -225,7 +235,7 @@ def _run_one(
 
     Yields the result's line after each stage of the evaluation, cheapest first: an interruption loses one stage.
     """
-    device, commit = run.torch_device(), _commit()  # now: what is committed meanwhile is not what runs
+    device = run.torch_device()
     train_data, test_data = run.load("train"), run.load("test")
     try:
         model = _trained(run, folder, train_data, f"training {run_name}")
@@ -236,7 +246,7 @@ def _run_one(
     half = {k: v.bfloat16() if v.numel() > 10_000 else v for k, v in model.state_dict().items()}
     files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
     keep = experiment.probe is not None  # one of the paper's tables, whose features later measures need
-    kept = _keep_both(f"{name}-{run_name}", results / "features", train_z, test_z, run.seed) if keep else []
+    kept = kept_features.keep(f"{name}-{run_name}", results / "features", train_z, test_z, run.seed) if keep else []
     mode, precision = engine.choose(run.mode, run.precision, device)
     for numbers in evaluate(experiment, run, folder, model, (train_data, train_z), (test_data, test_z)):
         yield {
@@ -253,7 +263,7 @@ def _run_one(
             "precision": precision,
             "hardware": _hardware(device),
             "torch": str(torch.__version__),
-            "commit": commit,
+            "commit": _commit(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "kept": kept,
             "run": {k: v for k, v in run.to_json().items() if k not in rundir.FREE},
@@ -320,6 +330,7 @@ def _hardware(device: torch.device) -> str:
     return f"{model}, {threads} thread{'s' * (threads > 1)}"
 
 
+@cache
 def _commit() -> str:
     """The commit of this code, marked where files differ from it; $NONNEG_COMMIT names that of a bare copy."""
 
@@ -336,87 +347,16 @@ def _commit() -> str:
         return os.environ.get("NONNEG_COMMIT", "unknown")
 
 
-# Features kept with the results
-
-
-@dataclass(frozen=True)
-class Kept:
-    """z (N x D, CSR) within half a `quantum` (D) of what it was, zeros where they were; labels N or None."""
-
-    z: Any
-    labels: np.ndarray | None
-    quantum: np.ndarray
-
-
-def _keep_both(stem: str, folder: Path, train: Features, test: Features, seed: int) -> list[str]:
-    """Keep the test features, and the training features if small; dense ones of the first seed only. What was kept."""
-    kept = []
-    for split, made, limit in (("test", test, TEST_BYTES), ("train", train, TRAIN_BYTES)):
-        if seed == 0 or not _near_dense(made.z):
-            packed = pack(made.z, made.labels)
-            if len(packed) < limit:
-                path = folder / f"{stem}-{split}.npz"
-                with files.atomic(path) as temporary:
-                    temporary.write_bytes(packed)
-                kept.append(path.name)
-    return kept
-
-
-def pack(z: Any, labels: np.ndarray | None) -> bytes:
-    """z in 8 bits a value, as a .npz: cell = floor(z / quantum_d), quantum_d = max_n |z_nd| / 256 (128 if signed).
-
-    A value is read back as the middle of its cell, so that what is not zero never becomes zero.
-    """
-    z = sp.csr_array(z)
-    n, d = z.shape
-    signed = bool((z.data < 0).any())
-    largest = np.full(d, 1e-30)
-    np.maximum.at(largest, z.indices, np.abs(z.data))
-    quantum = (largest / (128 if signed else 256)).astype(np.float32)
-    low, high, kind = (-128, 127, np.int8) if signed else (0, 255, np.uint8)
-    if _near_dense(z):
-        arrays = {"cells": np.floor(z.toarray() / quantum).clip(low, high).astype(kind)}
-    else:
-        width = np.uint8 if d <= 2**8 else np.uint16 if d <= 2**16 else np.int32
-        cells = np.floor(z.data / quantum[z.indices]).clip(low, high).astype(kind)
-        arrays = {"cells": cells, "indices": z.indices.astype(width), "indptr": z.indptr.astype(np.int32)}
-    arrays |= {"quantum": quantum, "shape": np.array([n, d])}
-    if labels is not None:
-        arrays["labels"] = labels.astype(np.uint8 if labels.max(initial=0) < 2**8 else np.uint16)
-    out = io.BytesIO()
-    np.savez_compressed(out, allow_pickle=False, **arrays)
-    return out.getvalue()
-
-
-def load_kept(path: Path) -> Kept:
-    """Features that `pack` packed."""
-    try:
-        with np.load(path, allow_pickle=False) as f:
-            quantum, shape, cells = f["quantum"], tuple(f["shape"]), f["cells"].astype(np.float32) + np.float32(0.5)
-            labels = f["labels"].astype(np.int64) if "labels" in f else None
-            if "indices" not in f:
-                return Kept(sp.csr_array(cells * quantum), labels, quantum)
-            indices = f["indices"].astype(np.int32)
-            return Kept(sp.csr_array((cells * quantum[indices], indices, f["indptr"]), shape=shape), labels, quantum)
-    except FileNotFoundError:
-        raise BadInput(f"{path} does not exist; `kept` in the results says which features were kept") from None
-    except (ValueError, KeyError, IndexError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{path} is damaged or no kept features ({error})") from None
-
-
-def _near_dense(z: Any) -> bool:
-    return z.nnz > NEAR_DENSE * z.shape[0] * z.shape[1]
-
-
 # Pictures
 
 
 def write_figures(name: str, experiment: Experiment, *, results: Path, runs: Path) -> None:
     """The runs that an experiment shows, side by side: RUNS/NAME/report.html and RESULTS/figures/NAME.png."""
     folders = [runs / name / run_name for run_name in experiment.show]
-    columns = [c for folder in folders if (folder / "metrics.json").exists() and (c := _column(folder, experiment))]
-    if not columns:
+    done = [folder for folder in folders if (folder / "metrics.json").exists()]
+    if not done:
         return
+    columns = [workflow.column(folder, experiment.methods[method_of(folder.name)]) for folder in done]
     intro = f"nonneg reproduce {name}: {', '.join(c.title for c in columns)}, from the same seed."
     report.write(columns, runs / name / "report.html", title=f"{name}: what the features look at", intro=intro)
     picture = figures.hero(columns, rows=6)
@@ -424,25 +364,3 @@ def write_figures(name: str, experiment: Experiment, *, results: Path, runs: Pat
         picture = figures.png(Image.open(io.BytesIO(picture)).convert("RGB"), palette=True)
     with files.atomic(results / "figures" / f"{name}.png") as temporary:
         temporary.write_bytes(picture)
-
-
-def _column(folder: Path, experiment: Experiment) -> Column | None:
-    """A finished run as a column of the report; None where its test images are not in memory to be shown."""
-    run, _ = rundir.read_run(folder)
-    train_data, test_data = run.load("train"), run.load("test")
-    if not isinstance(test_data.images, Tensor):
-        engine.say(f"{folder}: the test images are streamed, so no figures are drawn of them")
-        return None
-    model, device = encoder.load(folder), run.torch_device()
-    about = run.to_json()
-    return Column(
-        title=experiment.methods[method_of(folder.name)],
-        subtitle=f"{about['data']}, map {about['map']}",
-        train=features.extract(model, train_data, device=device),
-        test=features.extract(model, test_data, device=device),
-        metrics=files.read_json(folder / "metrics.json"),
-        images=test_data.images,
-        classes=test_data.classes,
-        skipped=sorted({*train_data.skipped, *test_data.skipped}),
-        log=rundir.read_log(folder),
-    )

@@ -1,5 +1,6 @@
 """Run: everything a training run depends on, as one frozen value. It holds functions; text is for files only."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -79,7 +80,9 @@ class Run:
         for name, least in (("epochs", 1), ("batch_size", 2), ("warmup_epochs", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise BadInput(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least {least}")
-        if not self.lr > 0 or not self.weight_decay >= 0:
+        if self.seed >= 2**63:
+            raise BadInput(f"--seed is {self.seed}; it must be below 2^63")
+        if not 0 < self.lr < math.inf or not 0 <= self.weight_decay < math.inf:
             raise BadInput(
                 f"--lr must be positive and --weight-decay not negative (got {self.lr}, {self.weight_decay})"
             )
@@ -99,7 +102,8 @@ class Run:
         except RuntimeError:
             raise unknown("device", self.device, ("auto", "cpu", "cuda")) from None
         if device.type == "cuda" and not torch.cuda.is_available():
-            raise BadInput(f"--device {self.device}: no GPU is available here; use --device cpu")
+            engine.say_once(f"--device {self.device}: there is no GPU here; computing on the CPU, which is slower")
+            return torch.device("cpu")
         return device
 
     def to_json(self) -> dict[str, Any]:

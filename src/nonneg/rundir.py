@@ -28,22 +28,32 @@ OURS = (
 FREE = ("device", "data_root", "checkpoint_seconds", "tensorboard", "strict")  # may differ when a run is resumed
 
 
-def claim(run: Run, folder: Path, data: Dataset, overwrite: bool) -> None:
-    """Take `folder` for this run; one that holds anything is refused unless it may be overwritten."""
-    if folder.is_file():
-        raise BadInput(f"{folder} is a file; name a folder")
-    if folder.exists() and any(folder.iterdir()):
-        if not overwrite:
-            raise BadInput(
-                f"{folder} already exists; add --resume to continue it, --overwrite to replace it, or --out for another"
-            )
-        for name in OURS:
-            (folder / name).unlink(missing_ok=True)
-        for path in [*(folder / "features").glob("*.npz"), *(folder / "codes").glob("*.npz"), *_leftovers(folder)]:
-            path.unlink()
+def check_free(folder: Path, overwrite: bool) -> None:
+    """Refuse a folder that holds anything, unless it may be overwritten."""
+    for place in (folder, *folder.parents):
+        if place.is_file():
+            raise BadInput(f"cannot write {folder}: {place} is a file; name a folder")
+    if folder.is_dir() and not overwrite and set(folder.iterdir()) - set(_leftovers(folder)):
+        raise BadInput(
+            f"{folder} already exists; add --resume to continue it, --overwrite to replace it, or --out for another"
+        )
+
+
+def claim(run: Run, folder: Path, data: Dataset) -> None:
+    """Take `folder` for this run: what an earlier run left there goes, files of others stay."""
+    for name in OURS:
+        (folder / name).unlink(missing_ok=True)
+    for path in [*(folder / "features").glob("*.npz"), *(folder / "codes").glob("*.npz"), *_leftovers(folder)]:
+        path.unlink()
     about = {
         "run": run.to_json(),
-        "data": {"name": data.name, "images": len(data), "fingerprint": data.fingerprint(), "skipped": data.skipped},
+        "data": {
+            "name": data.name,
+            "images": len(data),
+            "image_size": data.image_size,
+            "fingerprint": data.fingerprint(),
+            "skipped": data.skipped,
+        },
         "versions": {"nonneg": nonneg.__version__, "torch": torch.__version__, "numpy": numpy.__version__},
         "threads": torch.get_num_threads(),
         "device": run.torch_device().type,
@@ -153,11 +163,19 @@ class Log:
         if self.board is not None:
             self.board.close()
 
+    def add(self, line: dict[str, Any]) -> None:
+        """Append a line as it is."""
+        try:
+            with self.path.open("a", encoding="utf-8") as f:
+                f.write(json.dumps(line) + "\n")
+        except OSError as error:
+            why = f"cannot write {self.path}: {error.strerror}; free some space"
+            raise BadInput(f"{why} and resume the run, which loses nothing that was checkpointed") from error
+
     def write(self, line: dict[str, Any], *, seconds: float) -> None:
         """Append one epoch's line; `seconds` since this process began, added to those of the processes before it."""
         line = {**line, "seconds": round(self.seconds + seconds, 3)}
-        with self.path.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(line) + "\n")
+        self.add(line)
         if self.board is not None:
             for name in line.keys() - {"epoch", "step"}:
                 self.board.add_scalar(name, line[name], line["step"])

@@ -4,7 +4,6 @@ N images, B the batch, D features. Everything that changes lives in `State`, as 
 not all fit there are streamed: a batch is brought to the device before each step, and all else is the same.
 """
 
-import json
 import math
 import re
 import signal
@@ -12,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -215,6 +214,10 @@ def train(
     label: str = "training",
 ) -> Encoder:
     """Train `run` in `folder` and return the encoder, which is also saved there; `resume` continues exactly."""
+    if run.data_root is not None:  # run.json must mean the same from any folder
+        run = replace(run, data_root=run.data_root.absolute())
+    if resume and overwrite:
+        raise BadInput("--resume continues a run and --overwrite replaces it; give one of them")
     job = Job(run, data or run.load("train"), Path(folder), label)
     if job.steps_per_epoch == 0:
         many, name = len(job.data), job.data.name
@@ -222,7 +225,7 @@ def train(
     if resume:
         rundir.check_same(run, job.folder, job.data)
     else:
-        rundir.claim(run, job.folder, job.data, overwrite)
+        rundir.check_free(job.folder, overwrite)
     if skipped := job.data.skipped:
         engine.say(f"{len(skipped)} inputs skipped (all listed in {job.folder / 'log.jsonl'}), first {skipped[0]}")
     with engine.on(run.torch_device()), _memory_named(run, job.data):
@@ -231,7 +234,10 @@ def train(
         if checkpoint is not None:  # else killed before the first one: the run starts again, and ends the same
             tensors, done = checkpoint
             s.restore(tensors)
-        _loop(job, s, two_views(run, s, job.steps_per_epoch), done)
+        step = two_views(run, s, job.steps_per_epoch)
+        if not resume:  # only now, when all that was asked for can be done, is anything replaced
+            rundir.claim(run, job.folder, job.data)
+        _loop(job, s, step, done)
     encoder.save(s.encoder, job.folder)
     return s.encoder.eval()
 
@@ -327,8 +333,7 @@ def _list_unreadable(bad: dict[str, str], job: Job, log: rundir.Log) -> None:
         engine.say(f"cannot be read, and another image is taken in its place: {line}")
     if new:
         job.data.skipped.extend(new)
-        with log.path.open("a", encoding="utf-8") as f:
-            f.write(json.dumps({"skipped": new}) + "\n")
+        log.add({"skipped": new})
 
 
 @contextmanager
@@ -382,7 +387,7 @@ def _check_weights(tensors: dict[str, Tensor], at: int, folder: Path) -> None:
     if bad:
         raise BadInput(
             f"at step {at} {bad[0]} is not finite ({len(bad)} tensors are not); {_kept(folder)}. "
-            "Lower --lr, or raise the loss's temperature"
+            "Start anew with a lower --lr, or a higher temperature of the loss"
         )
 
 
@@ -399,7 +404,7 @@ def _check_finite(totals: list[float], at: int, steps_per_epoch: int, folder: Pa
     bad = int(totals[BAD])
     raise BadInput(
         f"the loss is not finite since step {bad} (epoch {(bad - 1) // steps_per_epoch + 1}), seen at step {at}; "
-        f"{_kept(folder)}. Lower --lr, or raise the loss's temperature"
+        f"{_kept(folder)}. Start anew with a lower --lr, or a higher temperature of the loss"
     )
 
 

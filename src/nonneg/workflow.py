@@ -1,20 +1,19 @@
 """What the verbs do: run folder -> features -> metrics -> report, each step reading files, so that it reruns alone."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nonneg import encoder, features, files, maps, metrics, probes, report, rundir, selection
+from nonneg import encoder, engine, features, files, maps, metrics, names, probes, report, rundir, selection
 from nonneg.data import Dataset
 from nonneg.errors import BadInput
 from nonneg.evaluate import measure
 from nonneg.features import Features
 from nonneg.figures import Column
-from nonneg.run import DIGITS, Run
+from nonneg.run import DIGITS, ROLES, Run
 from nonneg.train import train
 
 HEADLINE = (
@@ -38,10 +37,24 @@ def embed(folder: Path, data: Dataset, split: str, run: Run) -> Features:
     """Features of `data` under the run's model, kept in the run folder and reused for the same images."""
     path = features_path(folder, data, split)
     if path.exists():
-        return features.load(path)
-    made = features.extract(encoder.load(folder), data, device=run.torch_device())
+        try:
+            return features.load(path)
+        except BadInput as error:  # a cache: made again
+            engine.say(f"{error}; making it again")
+    made = features.extract(load_model(folder, run), data, device=run.torch_device())
     made.save(path)
     return made
+
+
+def load_model(folder: Path, run: Run) -> encoder.Encoder:
+    """The run's model; where its file is damaged but the checkpoint is not, the sentence says how to rebuild it."""
+    try:
+        return encoder.load(folder)
+    except BadInput as error:
+        if (at := rundir.checkpoint_step(folder)) is None:
+            raise
+        again = f"nonneg train {run.to_json()['data']} --out {folder} --resume"
+        raise BadInput(f"{error}; rebuild it from the checkpoint of step {at} with: {again}") from None
 
 
 def finished_run(folder: Path, data_root: Path | None = None) -> Run:
@@ -66,9 +79,10 @@ def evaluate(folder: Path, data_root: Path | None = None) -> dict[str, dict[str,
 
 def measures(folder: Path, data_root: Path | None = None) -> dict[str, dict[str, Any]]:
     """What metrics.json says, evaluated first if it was not yet."""
-    path = folder / "metrics.json"
-    if not path.exists():
-        return evaluate(folder, data_root)
+    path, run = folder / "metrics.json", finished_run(folder, data_root)
+    splits = ((split, run.load(split)) for split in ("train", "test"))
+    if not path.exists() or not all(features_path(folder, d, split).exists() for split, d in splits):
+        return evaluate(folder, data_root)  # never measured, or the images are no longer those that were
     measured = files.read_json(path)
     if not isinstance(measured, dict) or not all(isinstance(v, dict) and "value" in v for v in measured.values()):
         raise BadInput(f"{path} is damaged; remove it, and nonneg evaluate {folder} writes it anew")
@@ -76,17 +90,21 @@ def measures(folder: Path, data_root: Path | None = None) -> dict[str, dict[str,
 
 
 def write_features(
-    folder: Path, *, data: Callable[..., Dataset] | None, data_root: Path | None, out: Path | None
+    folder: Path, *, data: str | None, data_root: Path | None, image_size: int | None, out: Path | None
 ) -> dict[str, str]:
-    """Features of both splits of the run's data set, or of another, as files by split."""
+    """Features of both splits of the run's data set, or of another at the size the model was trained on, as files."""
     run = finished_run(folder)
-    source = replace(run, data=data or run.data, data_root=data_root or run.data_root)
+    size = image_size or run.image_size or rundir.read_run(folder)[1]["data"].get("image_size")
+    chosen = names.find(data, ROLES["data"]) if data else run.data
+    source = replace(run, data=chosen, data_root=data_root or run.data_root, image_size=size)
     written = {}
     for split in ("train", "test"):
         dataset = source.load(split)
         made = embed(folder, dataset, split, run)
         path = out / f"{dataset.name}-{split}.npz" if out else features_path(folder, dataset, split)
         if out:
+            if path.exists():
+                raise BadInput(f"{path} already exists; remove it, or name another folder with --out")
             made.save(path)
         written[split] = str(path)
     return written
@@ -184,7 +202,7 @@ def values(measured: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def demo(folder: Path, *, seed: int, epochs: int | None, overwrite: bool) -> dict[str, Any]:
     """CL and NCL from one seed on the digits inside scikit-learn, measured and shown side by side."""
     began = time.monotonic()
-    run = replace(DIGITS, seed=seed, epochs=epochs or DIGITS.epochs)
+    run = replace(DIGITS, seed=seed, epochs=DIGITS.epochs if epochs is None else epochs)
     data = run.load("train")
     out: dict[str, Any] = {}
     columns = []
