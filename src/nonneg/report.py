@@ -141,13 +141,15 @@ def write(columns: list[Column], path: Path, *, title: str, intro: str, seed: in
 
 def top_features(views: list[View], seed: int) -> Section:  # noqa: ARG001 (every section has the same signature)
     """Rows of images for the most used features: the paper's Figure 1."""
+    labelled = any(v.column.test.labels is not None for v in views)
+    beside = "the most frequent class among these images, the feature's number" if labelled else "the feature's number"
     return Section(
         "features",
         "What each feature looks at",
         f"Each row is one feature and the {IMAGES} test images on which it is largest; shown are the features of "
         "largest expected activation. A row of one kind of image means that the feature has one meaning; a mixed row "
-        "means that it has none the eye can find. Beside it: the most frequent class among these images, the feature's "
-        "number, and the share of all test images on which it is on." + _signed_note(views),
+        f"means that it has none the eye can find. Beside it: {beside}, and the share of all test images on which it "
+        "is on." + _signed_note(views),
         [_strips(v, v.live[:ROWS]) for v in views],
     )
 

@@ -14,7 +14,7 @@ from nonneg.evaluate import measure
 from nonneg.features import Features
 from nonneg.figures import Column
 from nonneg.run import DIGITS, ROLES, Run
-from nonneg.train import train
+from nonneg.train import Interrupted, train
 
 HEADLINE = (
     "sparsity",
@@ -169,7 +169,10 @@ def write_report(folders: list[Path], path: Path, *, overwrite: bool, data_root:
         raise BadInput(f"{path} already exists; add --overwrite to replace it, or --out for another file")
     titles = [folder.name if len({f.name for f in folders}) == len(folders) else str(folder) for folder in folders]
     columns = [column(folder, title, data_root) for folder, title in zip(folders, titles, strict=True)]
-    report.write(columns, path, title=REPORT_TITLE, intro=", ".join(map(str, folders)), seed=0)
+    seen = (f"{c.title}: {len(c.train.ids)} training and {len(c.test.ids)} test images" for c in columns)
+    trained = (f", {c.log[-1]['epoch']} epochs" if c.log else "" for c in columns)
+    intro = "; ".join(a + b for a, b in zip(seen, trained, strict=True)) + "."
+    report.write(columns, path, title="What the features look at", intro=intro, seed=0)
 
 
 def column(folder: Path, title: str, data_root: Path | None = None) -> Column:
@@ -202,12 +205,21 @@ def values(measured: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def demo(folder: Path, *, seed: int, epochs: int | None, overwrite: bool) -> dict[str, Any]:
     """CL and NCL from one seed on the digits inside scikit-learn, measured and shown side by side."""
     began = time.monotonic()
+    for name in ("cl", "ncl"):
+        if not overwrite and (folder / name).exists():
+            raise BadInput(f"{folder} already holds a demo; add --overwrite to replace it, or --out for another folder")
     run = replace(DIGITS, seed=seed, epochs=DIGITS.epochs if epochs is None else epochs)
     data = run.load("train")
     out: dict[str, Any] = {}
     columns = []
     for name, map in (("cl", maps.identity), ("ncl", DIGITS.map)):
-        train(replace(run, map=map), folder / name, data=data, overwrite=overwrite, label=f"training {name.upper()}")
+        try:
+            train(
+                replace(run, map=map), folder / name, data=data, overwrite=overwrite, label=f"training {name.upper()}"
+            )
+        except Interrupted:
+            again = f"nonneg demo --out {folder} --overwrite"
+            raise Interrupted(f"the demo was stopped; it is short, so start it again with: {again}") from None
         measured = evaluate(folder / name)
         out[name] = values(measured)
         columns.append(column(folder / name, name.upper()))
