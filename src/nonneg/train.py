@@ -28,7 +28,7 @@ from nonneg.run import Run
 
 EPS = 1e-5  # a feature below this counts as zero, as in the sparsity measure
 SAMPLE = 2000  # images from which mean and deviation are taken
-READ_EVERY = 16  # steps between two looks at the counters
+READ_EVERY = 16  # steps between two looks at the counters of a GPU
 LOSS, ZEROS, ZERO_ROWS, STEPS, ALIVE, BAD = range(6)  # places in State.totals
 
 
@@ -265,6 +265,7 @@ def _loop(job: Job, s: State, step: Callable[[], None], done: int) -> None:
     run, per_epoch, total = job.run, job.steps_per_epoch, job.steps
     reader, at, shown = engine.Reader(), done, done
     started = saved = time.monotonic()
+    look = READ_EVERY if s.totals.is_cuda else 1  # on a CPU a look costs nothing, and steps may be slow
     with (
         _stop_requested() as stop,
         progress.bar(job.label, total) as advance,
@@ -281,7 +282,7 @@ def _loop(job: Job, s: State, step: Callable[[], None], done: int) -> None:
             step()
             at += 1
             save = at == total or stop.is_set() or time.monotonic() - saved > run.checkpoint_seconds
-            if save or at % per_epoch == 0 or at % READ_EVERY == 0:
+            if save or at % per_epoch == 0 or at % look == 0:
                 reader.post(at, s.totals)
             for seen, totals in reader.arrived(wait=save):
                 line = _summary(totals, seen, per_epoch)
