@@ -1,7 +1,11 @@
 """The command line: parsing, printing and exit codes, nothing else."""
 
+import contextlib
+import functools
 import inspect
+import io
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -332,7 +336,37 @@ def make_reproduction(
 
 def _parse(f: Any, args: list[str], prog: str, **more: Any) -> Any:
     about = inspect.cleandoc(f.__doc__).partition("\nArgs:")[0]  # given whole, or tyro would drop the examples
-    return tyro.cli(f, args=args, prog=prog, description=about, config=(tyro.conf.FlagCreatePairsOff,), **more)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            flags = tyro.cli(
+                _arguments(f), args=args, prog=prog, description=about, config=(tyro.conf.FlagCreatePairsOff,), **more
+            )
+    except SystemExit as stop:
+        if stop.code:
+            raise BadInput(f"{_sentence(said.getvalue())} ({prog} --help shows every flag)") from None
+        raise
+    return flags
+
+
+def _arguments(f: Any) -> Any:
+    """`f`, or for a verb the same signature returning the call, so that parsing is over before work begins."""
+    if isinstance(f, type):
+        return f
+
+    @functools.wraps(f)
+    def later(*args: Any, **more: Any) -> Callable[[], None]:
+        return functools.partial(f, *args, **more)
+
+    return later
+
+
+def _sentence(box: str) -> str:
+    """What the parser's box of text says, in one line: the part below its title, and the flag it thinks was meant."""
+    parts = [" ".join(part.split()) for part in re.split(r"[─-]{4,}", re.sub("[│╭╮╰╯|]", " ", box))]
+    _, first, *rest = [part.strip("─ ") for part in parts if part.strip("─ ")] + ["the command line could not be read"]
+    meant = next((part.split()[3] for part in rest if part.startswith("Perhaps you meant: --")), None)
+    return re.sub(r"^Error parsing run: ", "", first) + (f"; did you mean {meant}?" if meant else "")
 
 
 VERBS: dict[str, Callable[..., None]] = {
@@ -361,7 +395,7 @@ def main(argv: list[str] | None = None) -> None:
         if verb == "train":
             _train(rest)
         elif verb in VERBS:
-            _parse(VERBS[verb], rest, f"nonneg {verb}")
+            _parse(VERBS[verb], rest, f"nonneg {verb}")()
         else:
             raise unknown("verb", verb, ["train", *VERBS])
     except BadInput as error:
