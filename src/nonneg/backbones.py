@@ -151,7 +151,7 @@ class _Timm(nn.Module):
         super().__init__()
         try:
             import timm  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
+        except (ImportError, RuntimeError) as error:  # the second where its torchvision does not fit this torch
             raise BadInput(
                 f"backbone timm:{name} needs the timm package ({error}): pip install 'nonneg[timm]'"
             ) from None
