@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import pytest
 import torch
@@ -86,12 +87,22 @@ RUN = replace(
 
 @gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_every_mode_gives_the_same_losses_for_fifty_steps(images: data.Dataset, precision: str) -> None:
-    run = replace(RUN, device="cuda", precision=precision)  # pyright: ignore[reportArgumentType]
+def test_every_mode_gives_the_same_losses_for_fifty_steps(
+    images: data.Dataset, precision: Literal["fp32", "bf16"]
+) -> None:
+    run = replace(RUN, device="cuda", precision=precision)
     eager = losses(replace(run, mode="eager"), images, 50)
     for mode in ("compiled", "captured", "graph"):
         other = losses(replace(run, mode=mode), images, 50)  # pyright: ignore[reportArgumentType]
         assert other == pytest.approx(eager, abs=0.02), mode
+    assert eager[-1] < eager[0] - 0.1
+
+
+@gpu
+def test_a_resnet_with_kernels_of_its_own_gives_the_same_losses_in_a_graph(images: data.Dataset) -> None:
+    run = replace(RUN, device="cuda", precision="bf16", backbone=backbones.resnet18)
+    eager, graph = (losses(replace(run, mode=mode), images, 50) for mode in ("eager", "graph"))
+    assert graph == pytest.approx(eager, abs=0.05)
     assert eager[-1] < eager[0] - 0.1
 
 

@@ -4,15 +4,42 @@ A backbone of your own is any `nn.Module` with `.dim` that turns N x C x H x W i
 """
 
 import itertools
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nonneg.errors import BadInput
+from nonneg.norm_cuda import fused, norm_relu
 
 Stem = Literal["small", "imagenet"]
+Pair = tuple[Tensor, Tensor]  # the same values twice, one for each of a block's two paths: see norm_relu
+
+
+class _Conv(nn.Conv2d):
+    """A convolution without bias that takes its weights rounded, where that was done for all of them at once."""
+
+    rounded: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x, self.weight if self.rounded is None else self.rounded, None)
+
+
+class _Rounded(torch.autograd.Function):
+    """Weights in half precision and their gradients back, each by one kernel for the whole list, not one a tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG004
+        out = [torch.empty_like(w, dtype=dtype) for w in weights]
+        torch._foreach_copy_(out, weights)
+        return tuple(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ARG004
+        out = [torch.empty_like(g, dtype=torch.float32) for g in grads]
+        torch._foreach_copy_(out, grads)
+        return None, *out
 
 
 class _Basic(nn.Module):
@@ -22,15 +49,16 @@ class _Basic(nn.Module):
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False)
+        self.conv1 = _Conv(width_in, width, 3, stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.conv2 = _Conv(width, width, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.downsample = _shortcut(width_in, width, stride)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(out)) + self.downsample(x))
+    def forward(self, pair: Pair) -> Pair:
+        x, again = pair
+        out, _ = norm_relu(self.conv1(x), self.bn1)
+        return norm_relu(self.conv2(out), self.bn2, *_reached(self.downsample, again))
 
 
 class _Bottleneck(nn.Module):
@@ -40,24 +68,34 @@ class _Bottleneck(nn.Module):
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(width_in, width, 1, bias=False)
+        self.conv1 = _Conv(width_in, width, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.conv2 = _Conv(width, width, 3, stride, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.conv3 = _Conv(width, 4 * width, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(4 * width)
         self.downsample = _shortcut(width_in, 4 * width, stride)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.conv1(x)))
-        out = F.relu(self.bn2(self.conv2(out)))
-        return F.relu(self.bn3(self.conv3(out)) + self.downsample(x))
+    def forward(self, pair: Pair) -> Pair:
+        x, again = pair
+        out, _ = norm_relu(self.conv1(x), self.bn1)
+        out, _ = norm_relu(self.conv2(out), self.bn2)
+        return norm_relu(self.conv3(out), self.bn3, *_reached(self.downsample, again))
+
+
+def _reached(shortcut: nn.Module, x: Tensor) -> tuple[Tensor, nn.BatchNorm2d | None]:
+    """What a shortcut adds: x itself, or its convolution and the batch norm that is still to be taken."""
+    if isinstance(shortcut, nn.Sequential):
+        conv, bn = shortcut
+        assert isinstance(bn, nn.BatchNorm2d)
+        return conv(x), bn
+    return x, None
 
 
 def _shortcut(width_in: int, width: int, stride: int) -> nn.Module:
     if width_in == width and stride == 1:
         return nn.Identity()
-    return nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+    return nn.Sequential(_Conv(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
 
 class _ResNet(nn.Module):
@@ -68,7 +106,7 @@ class _ResNet(nn.Module):
         if pad < 0:
             raise BadInput(f"the stem's pad is {pad}; it must not be negative")
         small = stem == "small"
-        self.conv1 = nn.Conv2d(channels, 64, 3 if small else 7, 1 if small else 2, pad if small else 3, bias=False)
+        self.conv1 = _Conv(channels, 64, 3 if small else 7, 1 if small else 2, pad if small else 3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, 2, 1)
         width_in = 64
@@ -86,10 +124,29 @@ class _ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = stem_product(x, self.conv1) if x.is_cuda and self.conv1.kernel_size == (3, 3) else self.conv1(x)
-        x = self.maxpool(F.relu(self.bn1(x)))
-        for name in self.layers:
-            x = getattr(self, name)(x)
+        x = self._as_it_is(x) if fused(x, self.bn1) else self._trunk(x)
         return x.mean(dim=(2, 3))
+
+    @torch.compiler.disable  # convolutions and kernels of our own: nothing in there for a compiler to improve
+    def _as_it_is(self, x: Tensor) -> Tensor:
+        convs = [m for m in self.modules() if isinstance(m, _Conv) and m is not self.conv1]
+        if torch.is_autocast_enabled(x.device.type):
+            rounded = _Rounded.apply(torch.get_autocast_dtype(x.device.type), *(conv.weight for conv in convs))
+            for conv, weight in zip(convs, rounded, strict=True):
+                conv.rounded = weight
+        try:
+            return self._trunk(x)
+        finally:
+            for conv in convs:
+                conv.rounded = None
+
+    def _trunk(self, x: Tensor) -> Tensor:
+        pair = norm_relu(x, self.bn1)
+        if not isinstance(self.maxpool, nn.Identity):
+            pair = (pooled := self.maxpool(pair[0]), pooled)
+        for name in self.layers:
+            pair = getattr(self, name)(pair)
+        return pair[0]
 
 
 def stem_product(x: Tensor, conv: nn.Conv2d) -> Tensor:

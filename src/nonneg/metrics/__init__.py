@@ -10,28 +10,56 @@ from nonneg.metrics.consistency import (
 )
 from nonneg.metrics.correlation import correlation, effective_rank, orthogonality
 from nonneg.metrics.disentanglement import sepin, sepin_at
+from nonneg.metrics.factors import dci, mig, sap
+from nonneg.metrics.identifiability import (
+    Matching,
+    Null,
+    Side,
+    Stability,
+    match_features,
+    rotated_null,
+    shuffled_null,
+    stability,
+)
+from nonneg.metrics.monosemanticity import Monosemanticity, monosemanticity
 from nonneg.metrics.retrieval import neighbour_overlap, neighbours, retrieval, retrieval_by_prefix, score
 from nonneg.metrics.sparsity import active_per_sample, live, live_features, sparsity, zero_rows
+from nonneg.metrics.spectrum import activation_spectrum, eigenvalues
 
 __all__ = [
+    "Matching",
+    "Monosemanticity",
+    "Null",
+    "Side",
+    "Stability",
+    "activation_spectrum",
     "active_per_sample",
     "chance",
     "class_consistency",
     "correlation",
+    "dci",
     "effective_rank",
+    "eigenvalues",
     "expected_activation",
     "live",
     "live_features",
+    "match_features",
+    "mig",
+    "monosemanticity",
     "neighbour_overlap",
     "neighbours",
     "orthogonality",
     "per_feature_consistency",
     "retrieval",
     "retrieval_by_prefix",
+    "rotated_null",
+    "sap",
     "score",
     "sepin",
     "sepin_at",
+    "shuffled_null",
     "sparsity",
+    "stability",
     "top10_consistency",
     "top_k_chance",
     "zero_rows",
