@@ -1,6 +1,7 @@
 """Reproducing a table: trained once, evaluated at once, continued after an interruption, and reported from files."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -139,13 +140,43 @@ def test_figures_features_and_weights_are_kept(pair: tuple[Path, list[Row]]) -> 
         assert picture.width == 2000  # two columns
     assert "NCL" in (place / "runs" / "cifar10-1epochs" / "report.html").read_text()
     for line in lines(place):
-        assert sorted(line["kept"]) == [f"cifar10-1epochs-{line['name']}-{split}.npz" for split in ("test", "train")]
+        assert line["kept"] == [f"cifar10-1epochs-{line['name']}-test.npz"]
         kept = kept_features.load(place / "results" / "features" / line["kept"][0])
         assert kept.z.shape == (20, 8) and kept.labels is not None and kept.labels.tolist() == [*range(10), *range(10)]
         half, about = files.read_tensors(place / "runs" / "cifar10-1epochs" / line["name"] / "model.bf16.safetensors")
         full, _ = files.read_tensors(place / "runs" / "cifar10-1epochs" / line["name"] / "model.safetensors")
         assert half.keys() == full.keys() and about["encoder"]["projector"] == [12, 8]
         assert all((half[k].float() - full[k].float()).abs().max() <= 2**-8 * full[k].abs().max() for k in full)
+
+
+def test_figures_are_drawn_again_from_kept_features(pair: tuple[Path, list[Row]], cifar: Path, tmp_path: Path) -> None:
+    place, rows = pair
+    shutil.copytree(place / "results", tmp_path / "results")
+    shutil.rmtree(tmp_path / "results" / "figures")
+    assert go(tmp_path, cifar, report_only=True) == rows  # the run folders are gone
+
+    def sizes(folder: Path) -> dict[str, tuple[int, int]]:
+        found = {}
+        for path in (folder / "results" / "figures").iterdir():
+            with Image.open(path) as picture:
+                found[path.name] = picture.size
+        return found
+
+    assert sizes(tmp_path) == sizes(place)  # CL and NCL side by side, as they were
+    assert sizes(place).keys() == {"cifar10-1epochs.png", "cifar10-1epochs-features.png"}
+    assert not (tmp_path / "runs").exists()
+
+
+def test_other_batches_are_kept_apart(cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)
+    seen = []
+    monkeypatch.setattr(reproduce, "_run_one", lambda *args: seen.append(args) or iter(()))
+    go(tmp_path, cifar, only=("ncl-s0",), batch_size=8, change=None)
+    (name, run_name, experiment, run, *_), *others = seen
+    assert (name, run_name, run.batch_size, others) == ("cifar10-1epochs-batch8", "ncl-s0", 8, [])
+    assert experiment.probe.keywords["batch_size"] == experiment.tune.keywords["batch_size"] == 8
+    with pytest.raises(BadInput, match="--batch-size is 1"):
+        go(tmp_path, cifar, batch_size=1)
 
 
 def test_a_second_time_nothing_is_done_again(
@@ -300,9 +331,9 @@ def test_large_features_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     rng = np.random.default_rng(0)
     dense = Features(np.zeros((500, 2), np.float32), sp.csr_array(rng.random((500, 64))), None, [""] * 500)
     keep = partial(kept_features.keep, "x", tmp_path)
-    assert keep(dense, dense, 0) == ["x-test.npz", "x-train.npz"] and keep(dense, dense, 1) == []
-    monkeypatch.setattr(kept_features, "TRAIN_BYTES", 1000)
-    assert keep(dense, dense, 0) == ["x-test.npz"]
+    assert keep(dense, 0) == ["x-test.npz"] and keep(dense, 1) == []
+    monkeypatch.setattr(kept_features, "MOST_BYTES", 1000)
+    assert keep(dense, 0) == []
 
 
 # --- ImageNet-100's layout ---------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ class _Conv(nn.Conv2d):
 
     rounded: Tensor | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, self.weight if self.rounded is None else self.rounded, None)
+    def forward(self, input: Tensor) -> Tensor:  # torch's name for it
+        return self._conv_forward(input, self.weight if self.rounded is None else self.rounded, None)
 
 
 class _Rounded(torch.autograd.Function):
@@ -124,7 +124,7 @@ class _ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = stem_product(x, self.conv1) if x.is_cuda and self.conv1.kernel_size == (3, 3) else self.conv1(x)
-        x = self._as_it_is(x) if fused(x, self.bn1) else self._trunk(x)
+        x = self._as_it_is(x) if fused(x, self.bn1) else self._trunk(x)  # pyright: ignore
         return x.mean(dim=(2, 3))
 
     @torch.compiler.disable  # convolutions and kernels of our own: nothing in there for a compiler to improve

@@ -285,6 +285,7 @@ def make_reproduction(
     seeds: int | None = None,
     report_only: bool = False,
     epochs: int | None = None,
+    batch_size: int | None = None,
     classes: Path | None = None,
     device: str = "auto",
     results: Path = Path("experiments/results"),
@@ -297,6 +298,7 @@ def make_reproduction(
       nonneg reproduce cifar10 --data-root data/
       nonneg reproduce cifar100 --only ncl-s1 cl-s1
       nonneg reproduce cifar10 --report-only
+      nonneg reproduce cifar10 --report-only --data-root data/
       nonneg reproduce maps --only digits
       nonneg reproduce imagenet100 --data-root imagenet/ --classes classes.txt
 
@@ -305,8 +307,9 @@ def make_reproduction(
         data_root: Where the data are; left out, CIFAR is downloaded.
         only: Only these runs, by name or beginning (cl, ncl-s1).
         seeds: Only this many seeds.
-        report_only: Train nothing; print the table of what was measured.
+        report_only: Train nothing; print the table of what was measured, and with --data-root draw its figures.
         epochs: Try everything shortened; kept apart from the real results.
+        batch_size: Try it in other batches (for a GPU or a data set that is small); kept apart likewise.
         classes: imagenet100 only: a text file that names the classes, one a line.
         device: auto, cpu, cuda, cuda:1.
         results: Where results are kept.
@@ -322,6 +325,7 @@ def make_reproduction(
         seeds=seeds,
         report_only=report_only,
         epochs=epochs,
+        batch_size=batch_size,
         classes=classes,
         device=device,
     )

@@ -1,6 +1,7 @@
 """How a step is executed - eagerly, compiled, captured whole in one CUDA graph, or both - and how its counters are read
 without making the device wait."""
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -62,6 +63,8 @@ def fuser(mode: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """What wraps each piece of a step: `torch.compile` for compiled and graph, else nothing."""
     if mode in ("compiled", "graph"):
         torch.compiler.reset()  # code of an earlier run in this process; after eight versions it would give up
+        for noise in ("TensorFloat32 tensor cores", "The .grad attribute of a Tensor that is not a leaf"):
+            warnings.filterwarnings("ignore", message=noise)  # the compiler's own, nothing that a user could mend
         return lambda f: torch.compile(f, dynamic=False)
     return lambda f: f
 

@@ -342,6 +342,50 @@ def hero(columns: Sequence[Column], *, rows: int = 8, seed: int = 0) -> bytes:
     return _bytes(figure)
 
 
+def overview(columns: Sequence[Column], *, seed: int = 0, width: int = 440, shown: int = 32) -> bytes:
+    """What the paper draws of CL and NCL: active features per image, expected activation, cosines between features."""
+    tints = colours(columns)
+    used = [np.sort(metrics.expected_activation(c.train.z, absolute=True))[::-1] for c in columns]
+    top = max(shape(c.test)[1] for c in columns)
+    rows: list[list[bytes]] = [[], [], []]
+    for i, (column, colour) in enumerate(zip(columns, tints, strict=True)):
+        z, live = column.test.z, np.flatnonzero(metrics.live(column.test.z, eps=EPS))
+        rows[0].append(histogram(metrics.active_per_sample(z, eps=EPS), top=top, colour=colour, width=width))
+        rows[1].append(
+            curves(
+                used[i],
+                [u for j, u in enumerate(used) if j != i],
+                colour=colour,
+                width=width,
+                xmax=top,
+                ymax=max(float(u.max(initial=0)) for u in used),
+                xlabel="features, most used first (grey: the others)",
+                ylabel="expected activation",
+            )
+        )
+        chosen = np.sort(np.random.default_rng(seed).choice(live, min(shown, len(live)), replace=False))
+        rows[2].append(correlation_matrix(metrics.correlation(z, features=chosen, eps=EPS), chosen, width=width))
+    titles = [f"{c.title}: {c.subtitle}" for c in columns]
+    return _sheet(titles, tints, rows, width=width)
+
+
+def _sheet(titles: Sequence[str], tints: Sequence[str], rows: Sequence[Sequence[bytes]], *, width: int) -> bytes:
+    """Panels in rows under the title of each column."""
+    opened = [[Image.open(io.BytesIO(panel)).convert("RGB") for panel in row] for row in rows]
+    scale, head = DPI // 100, 34
+    high = [max(panel.height for panel in row) for row in opened]
+    figure = Figure(figsize=(width * len(titles) / 100, (head + sum(high) / scale) / 100), dpi=DPI, facecolor="white")
+    for i, (title, tint) in enumerate(zip(titles, tints, strict=True)):
+        _write(figure, i * width + 14, 22, title, size=11, weight="bold", color=tint)
+    below = scale * head
+    for row, tall in zip(opened, high, strict=True):
+        for i, panel in enumerate(row):
+            bottom = round(figure.get_size_inches()[1] * DPI) - below - panel.height
+            figure.figimage(np.asarray(panel), scale * i * width, bottom, origin="upper")
+        below += tall
+    return _bytes(figure)
+
+
 def _hero_grid(figure: Figure, column: Column, features: np.ndarray, grid: Image.Image, *, left: int, top: int) -> None:
     """A feature grid pixel by pixel, with the majority class of each row beside it."""
     from_below = round(figure.get_size_inches()[1] * DPI) - 2 * top - grid.height
@@ -395,7 +439,7 @@ def _glyphs() -> frozenset[int]:
 
 
 def _panel(
-    width: int, height: int, *, left: int = 58, right: int = 14, top: int = 12, bottom: int = 44
+    width: int, height: int, *, left: int = 64, right: int = 14, top: int = 12, bottom: int = 44
 ) -> tuple[Figure, Axes]:
     """A chart whose axes sit at fixed margins, so that the panels of two runs line up."""
     figure = Figure(figsize=(width / 100, height / 100), dpi=DPI, facecolor="white")

@@ -16,7 +16,7 @@ from nonneg import files
 from nonneg.errors import BadInput
 from nonneg.features import Features
 
-TRAIN_BYTES, TEST_BYTES = int(1.5 * 2**20), int(2.7 * 2**20)  # what a repository can bear
+MOST_BYTES = int(2.7 * 2**20)  # what a repository can bear
 NEAR_DENSE = 0.99  # share of values other than zero above which positions are not worth storing
 
 
@@ -29,18 +29,15 @@ class Kept:
     quantum: np.ndarray
 
 
-def keep(stem: str, folder: Path, train: Features, test: Features, seed: int) -> list[str]:
-    """Keep the test features, and the training features if small; dense ones of the first seed only. What was kept."""
-    kept = []
-    for split, made, limit in (("test", test, TEST_BYTES), ("train", train, TRAIN_BYTES)):
-        if seed == 0 or not _near_dense(made.z):
-            packed = pack(made.z, made.labels)
-            if len(packed) < limit:
-                path = folder / f"{stem}-{split}.npz"
-                with files.atomic(path) as temporary:
-                    temporary.write_bytes(packed)
-                kept.append(path.name)
-    return kept
+def keep(stem: str, folder: Path, test: Features, seed: int) -> list[str]:
+    """Keep the test features if they are small, and dense ones of the first seed only; the names of what was kept."""
+    packed = pack(test.z, test.labels) if seed == 0 or not _near_dense(test.z) else None
+    if packed is None or len(packed) > MOST_BYTES:
+        return []
+    path = folder / f"{stem}-test.npz"
+    with files.atomic(path) as temporary:
+        temporary.write_bytes(packed)
+    return [path.name]
 
 
 def pack(z: Any, labels: np.ndarray | None) -> bytes:

@@ -98,7 +98,7 @@ class _NormReLU(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight, bias, other, weight2, bias2, y, saved = ctx.saved_tensors
         kind, given = ctx.kind, [_last(g.to(x.dtype)) for g in grads if g is not None]
         if not given:

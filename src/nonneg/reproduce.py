@@ -42,6 +42,7 @@ from nonneg.errors import BadInput, unknown
 from nonneg.evaluate import measure
 from nonneg.experiments import MEASURES, Experiment, method_of
 from nonneg.features import Features
+from nonneg.figures import Column
 from nonneg.run import Run
 from nonneg.train import Interrupted, train
 
@@ -83,19 +84,23 @@ def reproduce(
     seeds: int | None = None,
     report_only: bool = False,
     epochs: int | None = None,
+    batch_size: int | None = None,
     classes: Path | None = None,
     device: str = "auto",
     change: Callable[[Run], Run] | None = None,
 ) -> list[Row]:
     """Train and evaluate every declared run of an experiment that has no result yet, and return its table.
 
-    `only` names runs or their beginnings (cl, ncl-s1), `seeds` takes seeds below it, `report_only` reads and does
-    nothing else. `epochs` tries everything shortened, under a name of its own beside the real results.
+    `only` names runs or their beginnings (cl, ncl-s1), `seeds` takes seeds below it, `report_only` reads the results
+    and, given the data, draws the figures from the features that were kept. `epochs` and
+    `batch_size` try everything shortened or in other batches, under a name of their own beside the real results.
     """
     _commit()  # now: what is changed or committed meanwhile is not what runs
     experiment = experiments.find(name)
     if epochs is not None:
         name, experiment = f"{name}-{epochs}epochs", _shortened(experiment, epochs)
+    if batch_size is not None:
+        name, experiment = f"{name}-batch{batch_size}", _in_batches(experiment, batch_size)
     chosen = _chosen(experiment, only, seeds)
     if not report_only:
         before = _results(name, experiment, results)
@@ -109,6 +114,9 @@ def reproduce(
                 _put(results / f"{name}.jsonl", line)
         if any(run_name in todo for run_name in experiment.show):
             write_figures(name, experiment, results=results, runs=runs)
+    elif data_root is not None:
+        for path in write_figures(name, experiment, results=results, runs=runs, data_root=data_root):
+            engine.say(f"drawn: {path}")
     rows = table(name, experiment, results)
     if not any(row.seeds for row in rows):
         engine.say(f"no results of {name} in {results.absolute()}; --results names another folder")
@@ -185,6 +193,15 @@ def _shortened(experiment: Experiment, epochs: int) -> Experiment:
     return replace(experiment, runs=shorter, borrowed={}, probe=cut(experiment.probe), tune=cut(experiment.tune))
 
 
+def _in_batches(experiment: Experiment, size: int) -> Experiment:
+    """The same in batches of `size`; learning rates are given for 256 and scale along."""
+    if size < 2:
+        raise BadInput(f"--batch-size is {size}: give at least 2")
+    runs = {name: replace(run, batch_size=size) for name, run in experiment.runs.items()}
+    probe, tune = (p and partial(p, batch_size=size) for p in (experiment.probe, experiment.tune))
+    return replace(experiment, runs=runs, borrowed={}, probe=probe, tune=tune)
+
+
 def _results(name: str, experiment: Experiment, results: Path) -> dict[str, dict[str, Any]]:
     """The result of each declared run that has one, its own or borrowed; the last where there are several."""
     lines = _read_lines(results / f"{name}.jsonl")
@@ -246,7 +263,7 @@ def _run_one(
     half = {k: v.bfloat16() if v.numel() > 10_000 else v for k, v in model.state_dict().items()}
     files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
     keep = experiment.probe is not None  # one of the paper's tables, whose features later measures need
-    kept = kept_features.keep(f"{name}-{run_name}", results / "features", train_z, test_z, run.seed) if keep else []
+    kept = kept_features.keep(f"{name}-{run_name}", results / "features", test_z, run.seed) if keep else []
     mode, precision = engine.choose(run.mode, run.precision, device)
     for numbers in evaluate(experiment, run, folder, model, (train_data, train_z), (test_data, test_z)):
         yield {
@@ -259,6 +276,8 @@ def _run_one(
             "train_seconds": rundir.read_log(folder)[-1]["seconds"],
             "evaluate_seconds": round(time.monotonic() - began, 1),
             "batch_size": run.batch_size,
+            "images": [len(train_data), len(test_data)],
+            "classes": train_data.classes,
             "mode": mode,
             "precision": precision,
             "hardware": _hardware(device),
@@ -332,7 +351,9 @@ def _hardware(device: torch.device) -> str:
 
 @cache
 def _commit() -> str:
-    """The commit of this code, marked where files differ from it; $NONNEG_COMMIT names that of a bare copy."""
+    """The commit of this code, marked where files differ from it; $NONNEG_COMMIT names it where git cannot."""
+    if named := os.environ.get("NONNEG_COMMIT"):
+        return named
 
     def git(*words: str) -> str:
         here = Path(__file__)
@@ -344,23 +365,56 @@ def _commit() -> str:
         changed = git("status", "--porcelain", "-uno", "--", ".")
         return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("NONNEG_COMMIT", "unknown")
+        return "unknown"
 
 
 # Pictures
 
 
-def write_figures(name: str, experiment: Experiment, *, results: Path, runs: Path) -> None:
-    """The runs that an experiment shows, side by side: RUNS/NAME/report.html and RESULTS/figures/NAME.png."""
-    folders = [runs / name / run_name for run_name in experiment.show]
-    done = [folder for folder in folders if (folder / "metrics.json").exists()]
-    if not done:
-        return
-    columns = [workflow.column(folder, experiment.methods[method_of(folder.name)]) for folder in done]
-    intro = f"nonneg reproduce {name}: {', '.join(c.title for c in columns)}, from the same seed."
-    report.write(columns, runs / name / "report.html", title=f"{name}: what the features look at", intro=intro)
-    picture = figures.hero(columns, rows=6)
-    if len(picture) > FIGURE_BYTES:
-        picture = figures.png(Image.open(io.BytesIO(picture)).convert("RGB"), palette=True)
-    with files.atomic(results / "figures" / f"{name}.png") as temporary:
-        temporary.write_bytes(picture)
+def write_figures(
+    name: str, experiment: Experiment, *, results: Path, runs: Path, data_root: Path | None = None
+) -> list[Path]:
+    """The runs that an experiment shows, side by side: RESULTS/figures/NAME.png, NAME-features.png, and a report.
+
+    A run whose folder is gone is drawn from the features that were kept of it, if `data_root` has its images.
+    """
+    folders = {n: runs / name / n for n in experiment.show}
+    trained = [n for n, folder in folders.items() if (folder / "metrics.json").exists()]
+    columns = [workflow.column(folders[n], experiment.methods[method_of(n)]) for n in trained]
+    if columns:
+        intro = f"nonneg reproduce {name}: {', '.join(c.title for c in columns)}, from the same seed."
+        report.write(columns, runs / name / "report.html", title=f"{name}: what the features look at", intro=intro)
+    elif data_root is not None:
+        columns = list(_kept_columns(name, experiment, results, data_root))
+    written = []
+    for stem, draw in ((name, partial(figures.hero, rows=6)), (f"{name}-features", figures.overview)):
+        if columns:
+            picture = draw(columns)
+            if len(picture) > FIGURE_BYTES:
+                picture = figures.png(Image.open(io.BytesIO(picture)).convert("RGB"), palette=True)
+            written.append(results / "figures" / f"{stem}.png")
+            with files.atomic(written[-1]) as temporary:
+                temporary.write_bytes(picture)
+    return written
+
+
+def _kept_columns(name: str, experiment: Experiment, results: Path, data_root: Path) -> Iterator[Column]:
+    """What can be shown of runs of which only the test features are left; those stand for the training features too."""
+    for run_name, line in _results(name, experiment, results).items():
+        path = results / "features" / f"{name}-{run_name}-test.npz"
+        if run_name not in experiment.show or not path.exists():
+            continue
+        run, kept = replace(experiment.runs[run_name], data_root=data_root), kept_features.load(path)
+        data, about = run.load("test"), run.to_json()
+        made = Features(np.zeros((len(data), 0), np.float32), kept.z, kept.labels, data.ids)
+        yield Column(
+            title=line["method"],
+            subtitle=f"{about['data']}, map {about['map']}",
+            train=made,
+            test=made,
+            metrics={},
+            images=data.images,
+            classes=data.classes,
+            skipped=[],
+            log=[],
+        )
