@@ -12,7 +12,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -24,10 +24,10 @@ import torch
 from PIL import Image
 
 from nonneg import (
+    analyses,
     encoder,
     engine,
     experiments,
-    features,
     figures,
     files,
     kept_features,
@@ -96,6 +96,14 @@ def reproduce(
     `batch_size` try everything shortened or in other batches, under a name of their own beside the real results.
     """
     _commit()  # now: what is changed or committed meanwhile is not what runs
+    if name in analyses.names():
+        if epochs is not None or batch_size is not None or classes is not None:
+            raise BadInput(
+                f"{name} trains nothing: --epochs, --batch-size and --classes are for the runs that it looks at"
+            )
+        return analyse(name, data_root=data_root, results=results, runs=runs, only=only, report_only=report_only)
+    if name not in experiments.names():
+        raise unknown("experiment", name, [*experiments.names(), *analyses.names()])
     experiment = experiments.find(name)
     if epochs is not None:
         name, experiment = f"{name}-{epochs}epochs", _shortened(experiment, epochs)
@@ -122,6 +130,88 @@ def reproduce(
         engine.say(f"no results of {name} in {results.absolute()}; --results names another folder")
     if not report_only:
         files.write_text(results / f"{name}.md", as_markdown(rows))
+    return rows
+
+
+def analyse(
+    name: str,
+    *,
+    data_root: Path | None,
+    results: Path,
+    runs: Path,
+    only: Sequence[str] = (),
+    report_only: bool = False,
+) -> list[Row]:
+    """Ask an analysis' question of every run there is that has no answer yet, and return its table and draw its figure.
+
+    Runs are those below RUNS/EXPERIMENT; `only` names groups or their beginnings (cifar10, cifar10-ncl).
+    """
+    analysis, path = analyses.find(name), results / f"{name}.jsonl"
+    subjects = {of: _trained_runs(of, runs, data_root) for of in analysis.of}
+    groups = {(of, g): mine for of, there in subjects.items() for g, mine in analysis.group(list(there)).items()}
+    groups = {key: v for key, v in groups.items() if not only or any(_begins("-".join(key), w) for w in only)}
+    if not report_only:
+        if not groups:
+            raise BadInput(
+                f"{name} looks at trained runs, and there are too few in {runs.absolute()}; make them with nonneg "
+                f"reproduce {analysis.of[0]}, or see what was measured with --report-only"
+            )
+        done = {k: v["runs"] for k, v in _read_lines(path).items()}
+        todo = {key: mine for key, mine in groups.items() if done.get("-".join(key)) != mine}
+        for i, ((of, group), mine) in enumerate(todo.items()):
+            engine.say(f"{name}: {of} {group}, {i + 1} of {len(todo)} to do")
+            began = time.monotonic()
+            asked = [subjects[of][run_name] for run_name in mine]
+            measures = analysis.ask(asked)
+            line = {
+                "name": f"{of}-{group}",
+                "runs": mine,
+                "measures": {k: round(v, 6) if isinstance(v, float) else v for k, v in measures.items()},
+                "seconds": round(time.monotonic() - began, 1),
+                "hardware": _hardware(asked[0].device),
+                "commit": _commit(),
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
+            _put(path, line)
+    lines = _read_lines(path)
+    if picture := analysis.draw(lines) if lines and not report_only else None:
+        with files.atomic(results / "figures" / f"{name}.png") as temporary:
+            temporary.write_bytes(picture)
+    rows = _analysis_table(analysis, lines)
+    if not report_only:
+        files.write_text(results / f"{name}.md", as_markdown(rows))
+    return rows
+
+
+def _trained_runs(of: str, runs: Path, data_root: Path | None) -> dict[str, analyses.Subject]:
+    """The runs of an experiment that are there, by name."""
+    return {
+        name: analyses.Subject(of, name, runs / of / name, data_root)
+        for name in experiments.find(of).runs
+        if (runs / of / name / "model.safetensors").exists()
+    }
+
+
+def _analysis_table(analysis: analyses.Analysis, lines: Mapping[str, dict[str, Any]]) -> list[Row]:
+    """A row for every number and method of which there is a line, or that the paper has."""
+    rows = []
+    for key, (text, scale) in analysis.table.items():
+        for of in analysis.of:
+            for method, called in experiments.find(of).methods.items():
+                asked = [v for k, v in lines.items() if k == f"{of}-{method}" or method_of(k) == f"{of}-{method}"]
+                values = [scale * v["measures"][key] for v in asked if v["measures"].get(key) is not None]
+                paper = analysis.paper.get((key, f"{of}-{method}"))
+                if values or paper is not None:
+                    rows.append(
+                        Row(
+                            measure=text,
+                            method=called if of == "maps" else f"{called}, {of}",
+                            paper=paper,
+                            ours=statistics.fmean(values) if values else None,
+                            std=statistics.stdev(values) if len(values) > 1 else None,
+                            seeds=sum(len(v["runs"]) for v in asked),
+                        )
+                    )
     return rows
 
 
@@ -259,7 +349,7 @@ def _run_one(
     except Interrupted:
         raise Interrupted(f"{run_name} was stopped; nothing is lost. Continue with the same command") from None
     began = time.monotonic()
-    train_z, test_z = (features.extract(model, d, device=device) for d in (train_data, test_data))
+    train_z, test_z = (workflow.embed(folder, d, s, run) for d, s in ((train_data, "train"), (test_data, "test")))
     half = {k: v.bfloat16() if v.numel() > 10_000 else v for k, v in model.state_dict().items()}
     files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
     keep = experiment.probe is not None  # one of the paper's tables, whose features later measures need

@@ -32,7 +32,7 @@ class Run:
     """One training run; two equal Runs on one machine give the same model, bit for bit on a CPU."""
 
     data: Annotated[Callable[..., Dataset], tyro.conf.Suppress] = data.cifar10
-    """Which images: digits, cifar10, cifar100, folder, arrays."""
+    """Which images: digits, cifar10, cifar100, sprites, folder, arrays."""
     data_root: Path | None = None
     """Where they are: a folder of images, a .npy/.npz file, or a folder that holds the CIFAR binaries."""
     image_size: int | None = None
@@ -159,6 +159,7 @@ RECIPES = {  # the starting point for each data set; every field can be changed 
     "digits": DIGITS,
     "cifar10": CIFAR,
     "cifar100": replace(CIFAR, data=data.cifar100),
+    "sprites": replace(DIGITS, data=data.sprites, image_size=32, epochs=10),
     "folder": FOLDER,
     "arrays": replace(FOLDER, data=data.arrays),
 }

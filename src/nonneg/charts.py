@@ -1,0 +1,120 @@
+"""The figures of the analyses: from stored rows to a PNG, nothing computed. One function a figure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from nonneg.figures import DPI, GHOST, INK, MUTED, NONNEG_RUNS, RULE, SIGNED_RUNS, _bytes, _dress
+
+CL, NCL = SIGNED_RUNS[0], NONNEG_RUNS[0]
+NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "maps": "digits", "wide": "CIFAR-100, 2,048 features"}
+
+
+def _panels(columns: int, rows: int = 1, *, width: int = 460, height: int = 330) -> tuple[Figure, list[list[Axes]]]:
+    figure = Figure(figsize=(width * columns / 100, height * rows / 100), dpi=DPI, facecolor="white", layout="tight")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat:
+        _dress(axes)
+        axes.grid(color=RULE, linewidth=0.6)
+    return figure, [list(row) for row in grid]
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(fontsize=7, frameon=False, labelcolor=INK, loc="lower right")
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(text, fontsize=9.5, color=INK, loc="left", fontweight="bold")
+
+
+RIVALS = (  # run, way to shorten, its text, colour, line, width
+    ("NCL", "activations", "NCL, each image's largest activations", NCL, "-", 2.4),
+    ("NCL", "pca, 1 bit", "NCL, principal axes, 1 bit", NCL, "--", 1.2),
+    ("NCL", "features, 8 bits", "NCL, most used features, 8 bits", NCL, ":", 1.4),
+    ("CL", "pca, 8 bits", "CL, principal axes, 8 bits", CL, "-", 1.4),
+    ("CL", "pca, 1 bit", "CL, principal axes, 1 bit", CL, "--", 1.4),
+    ("CL", "features, 1 bit", "CL, features, 1 bit", CL, "-.", 1.2),
+    ("CL", "features, 8 bits", "CL, features cut, 8 bits", CL, ":", 1.4),
+    ("CL", "projection, 1 bit", "CL, random directions, 1 bit", MUTED, "--", 1.0),
+    ("CL", "activations", "CL, each image's largest |activations|", MUTED, ":", 1.2),
+)
+
+
+def precision_by_bytes(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> bytes:
+    """Precision@10 over bytes per vector, one panel a data set; dense CL in floats is the dashed level."""
+    figure, (row,) = _panels(len(panels), width=620, height=430)
+    for axes, (name, curves) in zip(row, panels.items(), strict=True):
+        for run, way, text, colour, line, width in RIVALS:
+            points = sorted({(p["bytes"], p["precision"]) for p in curves.get(run, ()) if p["method"].startswith(way)})
+            if points:
+                x, y = np.array(points).T
+                axes.plot(x, 100 * y, line, color=colour, linewidth=width, label=text, marker="o", markersize=2.5)
+        whole = [p for p in curves.get("CL", ()) if p["method"] == "features, float32"]
+        if whole:
+            level = 100 * max(whole, key=lambda p: p["bytes"])["precision"]
+            axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+            axes.annotate(f"dense CL, all floats: {level:.1f}", (1, level), (0, 4), color=INK,
+                          textcoords="offset points", fontsize=7.5)  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([2**i for i in range(11)], [f"{2**i:,}" for i in range(11)])
+        axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))
+        axes.set_xlabel("bytes per vector")
+        axes.set_ylabel("precision@10, test set, %")
+        _title(axes, NAMES.get(name, name))
+        _legend(axes)
+    return _bytes(figure)
+
+
+WAYS = {  # (by, ReLU in ranking, ReLU in features) -> text, line
+    ("activation", False, False): ("by expected |activation|", "-"),
+    ("activation", True, False): ("ReLU in the ranking", "--"),
+    ("activation", True, True): ("ReLU in ranking and features", ":"),
+    ("random", False, False): ("random order", "-."),
+}
+
+
+def kept_features(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> bytes:
+    """Linear probe, transfer and precision over the number of kept features, one row of panels a data set."""
+    texts = {"probe": "linear probe of z, %", "transfer": "probe on the other CIFAR, %", "precision": "precision@10, %"}
+    figure, grid = _panels(len(texts), len(panels), width=400, height=320)
+    for line_of_axes, (name, runs) in zip(grid, panels.items(), strict=True):
+        for axes, (key, text) in zip(line_of_axes, texts.items(), strict=True):
+            for run, rows in runs.items():
+                for way, (label, dash) in WAYS.items():
+                    mine = [r for r in rows if (r["by"], r["relu_in_ranking"], r["relu_in_features"]) == way]
+                    if mine:
+                        x, y = [r["kept"] for r in mine], [100 * r[key] for r in mine]
+                        axes.plot(x, y, dash, color=NCL if run == "NCL" else CL, linewidth=1.6, label=f"{run}, {label}")
+            axes.set_xlabel("features kept")
+            axes.set_ylabel(text)
+            _title(axes, NAMES.get(name, name))
+        _legend(line_of_axes[0])
+    return _bytes(figure)
+
+
+def stability(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """How stable each feature is across seeds: a histogram a method, its mean, and what a random rotation gives."""
+    across = min(3, len(panels))
+    figure, grid = _panels(across, -(-len(panels) // across), width=360, height=250)
+    flat = [axes for row in grid for axes in row]
+    for axes in flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, found) in zip(flat, panels.items(), strict=False):
+        scores = np.concatenate([np.asarray(s) for s in found["scores"]])
+        axes.hist(scores, bins=np.linspace(0, 1, 26).tolist(), weights=np.full(len(scores), 100 / len(scores)),
+                  color=CL if found["signed"] else NCL)  # fmt: skip
+        axes.axvline(found["cosine"], color=INK, linewidth=1)
+        axes.axvline(found["cosine_rotated"], color=INK, linewidth=1, linestyle=(0, (4, 3)))
+        axes.axvline(found["cosine_shuffled"], color=GHOST, linewidth=1.2)
+        axes.set_xlim(0, 1)
+        axes.set_ylim(top=axes.get_ylim()[1] * 1.35)  # room for the text
+        axes.set_xlabel("|cosine| to the matched feature of another seed")
+        axes.set_ylabel("features, %")
+        _title(axes, title)
+        axes.annotate(f"mean {found['cosine']:.2f}; after a rotation {found['cosine_rotated']:.2f} (dashed);\nshuffled "
+                      f"{found['cosine_shuffled']:.2f} (grey)", (0.02, 0.96), xycoords="axes fraction", va="top",
+                      fontsize=7, color=INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})  # fmt: skip
+    return _bytes(figure)

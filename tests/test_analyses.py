@@ -1,0 +1,174 @@
+"""Questions asked of trained runs: each against the measure it is made of, skipped when answered, drawn from lines."""
+
+import importlib
+import io
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nonneg import analyses, backbones, experiments, metrics, probes, reproduce, selection
+from nonneg.errors import BadInput
+from nonneg.train import train
+
+RUNS = ("cl-s0", "cl-s1", "ncl-s0", "ncl-s1")
+
+
+def cifar(root: Path) -> Path:
+    """Both CIFARs with few images in their binary layouts; brightness tells the class."""
+    rng = np.random.default_rng(0)
+
+    def records(n: int, labels: int) -> bytes:
+        pixels = rng.integers(0, 30, (n, 3072))
+        return b"".join(
+            bytes([i % 10] * labels) + (pixels[i] + 22 * (i % 10)).astype(np.uint8).tobytes() for i in range(n)
+        )
+
+    ten, hundred = root / "cifar-10-batches-bin", root / "cifar-100-binary"
+    ten.mkdir(parents=True)
+    hundred.mkdir()
+    for i in range(1, 6):
+        (ten / f"data_batch_{i}.bin").write_bytes(records(8, 1))
+    (ten / "test_batch.bin").write_bytes(records(30, 1))
+    (ten / "batches.meta.txt").write_text("\n".join(f"thing{i}" for i in range(10)))
+    for name, n in (("train", 40), ("test", 30)):
+        (hundred / f"{name}.bin").write_bytes(records(n, 2))
+    (hundred / "fine_label_names.txt").write_text("\n".join(f"kind{i}" for i in range(100)))
+    return root
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, and four small trained runs as `nonneg reproduce cifar10` would leave them."""
+    place = tmp_path_factory.mktemp("place")
+    root = cifar(place / "data")
+    for name in RUNS:
+        run = experiments.find("cifar10").runs[name]
+        net = partial(backbones.small_net, width=4)
+        small = replace(run, backbone=net, projector=(12, 8), batch_size=16, epochs=2, data_root=root, device="cpu")
+        train(small, place / "runs" / "cifar10" / name)
+    return place
+
+
+def ask(place: Path, name: str, **how: object) -> list[reproduce.Row]:
+    given = {"data_root": place / "data", "results": place / "results", "runs": place / "runs"}
+    return reproduce.reproduce(name, **{**given, **how})  # type: ignore[arg-type]
+
+
+def lines(place: Path, name: str) -> dict[str, dict]:
+    text = (place / "results" / f"{name}.jsonl").read_text()
+    return {line["name"]: line for line in map(json.loads, text.splitlines())}
+
+
+def subject(place: Path, name: str) -> analyses.Subject:
+    return analyses.Subject("cifar10", name, place / "runs" / "cifar10" / name, place / "data")
+
+
+def find(rows: list[reproduce.Row], measure: str, method: str) -> reproduce.Row:
+    (row,) = [r for r in rows if r.measure == measure and r.method == method]
+    return row
+
+
+def test_every_analysis_looks_at_experiments_that_exist() -> None:
+    assert set(analyses.names()) >= {"bytes", "identifiability", "selection"}
+    assert not set(analyses.names()) & set(experiments.names())
+    for name in analyses.names():
+        found = analyses.find(name)
+        assert set(found.of) <= set(experiments.names()) and found.draw({}) is None
+        methods = {f"{of}-{m}" for of in found.of for m in experiments.find(of).methods}
+        assert all(key in found.table and method in methods for key, method in found.paper)
+
+
+def test_bytes_is_the_curve_of_each_run_and_its_mean(place: Path) -> None:
+    rows = ask(place, "bytes")
+    done = lines(place, "bytes")
+    assert done.keys() == {f"cifar10-{name}" for name in RUNS}
+    values = []
+    for name in ("ncl-s0", "ncl-s1"):
+        train_z, test = (subject(place, name).features(split) for split in ("train", "test"))
+        plan = selection.plan(train_z.z, top=2)
+        values.append(metrics.retrieval(plan.codes(test.z).decode(), test.labels)["precision"])
+        assert done[f"cifar10-{name}"]["measures"]["top_4"] == pytest.approx(values[-1], abs=1e-6)
+    row = find(rows, "precision@10, 2 activations a sample (4 bytes)", "NCL, cifar10")
+    assert row.ours == pytest.approx(100 * np.mean(values), abs=1e-3) and row.seeds == 2
+    assert row.std == pytest.approx(100 * np.std(values, ddof=1), abs=1e-3)
+    with Image.open(place / "results" / "figures" / "bytes.png") as picture:
+        assert min(picture.size) > 400
+    assert "| NCL, cifar10 |" in (place / "results" / "bytes.md").read_text()
+
+
+def test_selection_probes_what_was_kept_here_and_elsewhere(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("nonneg.analyses.selection"), "SHARES", (1 / 4, 1 / 4, 1 / 4, 1))
+    ask(place, "selection", only=("cifar10-cl-s0",))
+    done = lines(place, "selection")
+    assert done.keys() == {"cifar10-cl-s0"}
+    rows = done["cifar10-cl-s0"]["measures"]["rows"]
+    assert len({(r["by"], r["relu_in_ranking"], r["relu_in_features"]) for r in rows}) == 5  # where ReLU enters matters
+    asked = subject(place, "cl-s0")
+    order = selection.rank(asked.features("train").z, relu=True)[:2]
+    for data, key in ((None, "probe"), ("cifar100", "transfer")):
+        seen = [asked.features(split, data) for split in ("train", "test")]
+        kept = [np.maximum(f.z.toarray(), 0)[:, order] for f in seen]
+        want = probes.linear_probe(kept[0], seen[0].labels, kept[1], seen[1].labels).accuracy  # type: ignore[arg-type]
+        (row,) = [r for r in rows if (r["relu_in_ranking"], r["relu_in_features"], r["kept"]) == (True, True, 2)]
+        assert row[key] == pytest.approx(want, abs=1e-6)
+
+
+def test_identifiability_matches_the_seeds_of_a_method(place: Path) -> None:
+    rows = ask(place, "identifiability")
+    done = lines(place, "identifiability")
+    assert {k: v["runs"] for k, v in done.items()} == {
+        "cifar10-cl": ["cl-s0", "cl-s1"],
+        "cifar10-ncl": ["ncl-s0", "ncl-s1"],
+    }
+    zs = [subject(place, name).features("test").z for name in ("ncl-s0", "ncl-s1")]
+    want = metrics.match_features(*zs).mean
+    assert find(rows, "mean |cosine| of matched features, x 100", "NCL, cifar10").ours == pytest.approx(
+        100 * want, abs=1e-3
+    )
+    assert find(rows, "mean |cosine| of matched features, x 100", "NCL, cifar10").seeds == 2
+    assert done["cifar10-cl"]["measures"]["signed"] and not done["cifar10-ncl"]["measures"]["signed"]
+
+
+def test_what_was_answered_is_not_asked_again_until_there_are_more_seeds(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = analyses.find("identifiability"), []
+
+    def ask_and_tell(subjects):  # type: ignore[no-untyped-def]
+        asked.append([s.name for s in subjects])
+        return real.ask(subjects)
+
+    monkeypatch.setattr(analyses, "find", lambda _: replace(real, ask=ask_and_tell))
+    for name in ("cl-s0", "cl-s1"):
+        (tmp_path / "runs" / "cifar10").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs" / "cifar10" / name).symlink_to(place / "runs" / "cifar10" / name)
+    go = partial(ask, tmp_path, "identifiability", data_root=place / "data")
+    first = go()
+    assert go() == first and asked == [["cl-s0", "cl-s1"]]
+    (tmp_path / "runs" / "cifar10" / "cl-s2").symlink_to(place / "runs" / "cifar10" / "ncl-s0")
+    go()
+    assert asked[1:] == [["cl-s0", "cl-s1", "cl-s2"]]
+    assert go(report_only=True) == go()
+
+
+def test_bad_input_is_refused_in_one_sentence(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="looks at trained runs, and there are too few"):
+        ask(tmp_path, "bytes")
+    with pytest.raises(BadInput, match="bytes trains nothing"):
+        ask(place, "bytes", epochs=3)
+    with pytest.raises(BadInput, match="did you mean 'bytes'"):
+        ask(place, "byte")
+    assert ask(tmp_path, "bytes", report_only=True) == []
+
+
+def test_figures_are_drawn_from_lines_alone(place: Path) -> None:
+    for name in ("bytes", "selection", "identifiability"):
+        picture = analyses.find(name).draw(lines(place, name))
+        assert picture is not None
+        with Image.open(io.BytesIO(picture)) as opened:
+            assert np.asarray(opened.convert("L")).std() > 5  # not a blank page
