@@ -10,7 +10,13 @@ from matplotlib.figure import Figure
 from nonneg.figures import DPI, GHOST, INK, MUTED, NONNEG_RUNS, RULE, SIGNED_RUNS, _bytes, _dress
 
 CL, NCL = SIGNED_RUNS[0], NONNEG_RUNS[0]
-NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "maps": "digits", "wide": "CIFAR-100, 2,048 features"}
+NAMES = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "maps": "digits",
+    "wide": "CIFAR-100, 2,048 features",
+    "sprites": "sprites",
+}
 
 
 def _panels(columns: int, rows: int = 1, *, width: int = 460, height: int = 330) -> tuple[Figure, list[list[Axes]]]:
@@ -117,4 +123,37 @@ def stability(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
         axes.annotate(f"mean {found['cosine']:.2f}; after a rotation {found['cosine_rotated']:.2f} (dashed);\nshuffled "
                       f"{found['cosine_shuffled']:.2f} (grey)", (0.02, 0.96), xycoords="axes fraction", va="top",
                       fontsize=7, color=INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})  # fmt: skip
+    return _bytes(figure)
+
+
+def sepin(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> bytes:
+    """SEPIN of every feature, largest first, one panel a data set."""
+    figure, (row,) = _panels(len(panels), width=420, height=320)
+    for axes, (name, runs) in zip(row, panels.items(), strict=True):
+        for run, values in runs.items():
+            x = np.arange(1, len(values) + 1)
+            axes.plot(x, 100 * np.asarray(values), color=NCL if run == "NCL" else CL, linewidth=1.8, label=run)
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+        axes.set_xlabel("features, largest first")
+        axes.set_ylabel("SEPIN, nats x 100")
+        _title(axes, NAMES.get(name, name))
+        axes.legend(fontsize=7.5, frameon=False, labelcolor=INK, loc="upper right")
+    return _bytes(figure)
+
+
+def robustness(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
+    """Accuracy under each corruption, mean over severities, with the clean accuracy as a line; one panel a data set."""
+    figure, grid = _panels(1, len(panels), width=860, height=330)
+    for (axes,), (name, runs) in zip(grid, panels.items(), strict=True):
+        for i, (run, found) in enumerate(runs.items()):
+            colour, values = NCL if run == "NCL" else CL, {k: 100 * np.mean(v) for k, v in found["each"].items()}
+            place = np.arange(len(values)) + 0.4 * (i - (len(runs) - 1) / 2)
+            axes.bar(place, list(values.values()), width=0.38, color=colour, label=run)
+            axes.axhline(100 * found["clean"], color=colour, linewidth=0.9, linestyle=(0, (4, 3)))
+            axes.set_xticks(range(len(values)), [k.replace("_", "\n") for k in values], fontsize=6.5)
+        axes.set_ylabel("accuracy, %")
+        images = next(iter(runs.values()))["images"]
+        _title(axes, f"{NAMES.get(name, name)}, {images:,} test images; dashed: clean")
+        axes.legend(fontsize=7.5, frameon=False, labelcolor=INK, loc="upper right", ncols=2)
+        axes.set_ylim(top=115)
     return _bytes(figure)
