@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nonneg import analyses, backbones, experiments, metrics, probes, reproduce, selection
+from nonneg import analyses, backbones, corruptions, experiments, metrics, on_images, probes, reproduce, selection
 from nonneg.errors import BadInput
 from nonneg.train import train
 
@@ -134,6 +134,30 @@ def test_identifiability_matches_the_seeds_of_a_method(place: Path) -> None:
     assert done["cifar10-cl"]["measures"]["signed"] and not done["cifar10-ncl"]["measures"]["signed"]
 
 
+def test_disentanglement_is_sepin_of_two_views_of_the_test_images(place: Path) -> None:
+    rows = ask(place, "disentanglement", only=("cifar10-ncl-s0",))
+    asked = subject(place, "ncl-s0")
+    run = asked.run
+    views = on_images.two_views(asked.model, run.load("test"), run.augment, seed=0, device="cpu")
+    want = metrics.sepin(*(v.z for v in views), temperature=1.0)
+    assert find(rows, "SEPIN@all, x 100", "NCL, cifar10").ours == pytest.approx(100 * want.mean(), abs=1e-3)
+    assert find(rows, "SEPIN@1, x 100", "NCL, cifar10").ours == pytest.approx(100 * want.max(), abs=1e-3)
+    claimed = find(rows, "MIG, x 100", "NCL, sprites")
+    assert claimed.paper == 6.5 and claimed.ours is None
+
+
+def test_robustness_is_the_clean_probe_on_damaged_images(place: Path) -> None:
+    ask(place, "robustness", only=("cifar10-ncl-s0",))
+    found = lines(place, "robustness")["cifar10-ncl-s0"]["measures"]
+    asked = subject(place, "ncl-s0")
+    train_f, test_f = asked.features("train"), asked.features("test")
+    want = probes.linear_probe(train_f.h, train_f.labels, test_f.h, test_f.labels).accuracy  # type: ignore[arg-type]
+    assert found["clean"] == pytest.approx(want, abs=0.04) and found["images"] == 30
+    assert list(found["each"]) == list(corruptions.NAMES) and all(len(v) == 5 for v in found["each"].values())
+    assert found["corruption_accuracy"] == pytest.approx(np.mean(list(found["each"].values())), abs=1e-5)
+    assert found["lost"] == pytest.approx(found["clean"] - found["corruption_accuracy"], abs=2e-6)
+
+
 def test_what_was_answered_is_not_asked_again_until_there_are_more_seeds(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +191,7 @@ def test_bad_input_is_refused_in_one_sentence(place: Path, tmp_path: Path) -> No
 
 
 def test_figures_are_drawn_from_lines_alone(place: Path) -> None:
-    for name in ("bytes", "selection", "identifiability"):
+    for name in ("bytes", "selection", "identifiability", "disentanglement", "robustness"):
         picture = analyses.find(name).draw(lines(place, name))
         assert picture is not None
         with Image.open(io.BytesIO(picture)) as opened:
