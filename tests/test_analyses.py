@@ -140,8 +140,8 @@ def test_disentanglement_is_sepin_of_two_views_of_the_test_images(place: Path) -
     run = asked.run
     views = on_images.two_views(asked.model, run.load("test"), run.augment, seed=0, device="cpu")
     want = metrics.sepin(*(v.z for v in views), temperature=1.0)
-    assert find(rows, "SEPIN@all, x 100", "NCL, cifar10").ours == pytest.approx(100 * want.mean(), abs=1e-3)
-    assert find(rows, "SEPIN@1, x 100", "NCL, cifar10").ours == pytest.approx(100 * want.max(), abs=1e-3)
+    assert find(rows, "SEPIN@all, x 1,000", "NCL, cifar10").ours == pytest.approx(1000 * want.mean(), abs=1e-3)
+    assert find(rows, "SEPIN@1, x 1,000", "NCL, cifar10").ours == pytest.approx(1000 * want.max(), abs=1e-3)
     claimed = find(rows, "MIG, x 100", "NCL, sprites")
     assert claimed.paper == 6.5 and claimed.ours is None
 

@@ -119,6 +119,16 @@ def test_linear_probe_matches_scikit_learn_on_digits():
     assert result.validation_accuracy > 0.95
 
 
+def test_the_fitted_probe_takes_features_as_they_are():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 6)) * [1, 10, 0.1, 1, 1, 0] + 3  # scaled, shifted, and one constant
+    y = np.array([2, 5, 9])[(x[:, 0] > 3).astype(int) + (x[:, 1] > 3)]
+    found = probes.linear_probe(x[:200], y[:200], x[200:], y[200:])
+    logits = x[200:] @ found.model.weight.numpy() + found.model.bias.numpy()
+    assert (found.classes[logits.argmax(1)] == y[200:]).mean() == pytest.approx(found.accuracy)
+    assert found.classes.tolist() == [2, 5, 9] and found.accuracy > 0.9
+
+
 def test_knn_matches_a_double_loop():
     train_x, train_y, test_x, test_y = blobs()
     right = 0

@@ -293,6 +293,30 @@ def test_names_from_outside_are_text_and_nothing_else(tmp_path: Path) -> None:
     assert figures.hero([c])  # the chart font knows no 猫, and dollars make no mathematics
 
 
+def test_matched_features_stand_in_the_same_row(tmp_path: Path) -> None:
+    first = column(seed=1)
+    places = np.random.default_rng(0).permutation(24)
+    turned = [
+        Features(f.h, sp.csr_array(3 * f.z.toarray()[:, places]), f.labels, f.ids) for f in (first.train, first.test)
+    ]
+    second = replace(first, title="again", train=turned[0], test=turned[1])
+    views = [report.View(c, "#000000", 300) for c in (first, second)]
+    section = report.matched(views, 0)
+    assert section is not None and "again: mean |cosine| 1.00" in section.see
+    rows = [
+        [int(strip.ids.split(":")[0].removeprefix("feature ")) for strip in panel.strips] for panel in section.panels
+    ]
+    assert len(rows[0]) > 5 and rows[0] == [places[i] for i in rows[1]]
+    assert "The same features in another run?" in render([first, second], tmp_path).text
+
+
+def test_features_are_matched_only_between_runs_of_one_kind_on_the_same_images() -> None:
+    mine, cl = column(), column(title="CL", signed=True)
+    other = replace(mine, test=replace(mine.test, ids=[f"x{i}" for i in range(70)]))
+    for pair in ([mine], [mine, cl], [mine, other]):
+        assert report.matched([report.View(c, "#000000", 300) for c in pair], 0) is None
+
+
 def test_what_is_not_a_number_is_a_dash(tmp_path: Path) -> None:
     gone = {"value": None, "definition": "undefined here", "k": math.nan}
     c = column()

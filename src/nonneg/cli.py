@@ -8,15 +8,15 @@ import json
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tyro
 from rich.console import Console
-from rich.table import Table
-from tyro.conf import OmitArgPrefixes, Positional
+from rich.table import Column, Table
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
 import nonneg
 from nonneg import reproduce, rundir, workflow
@@ -29,8 +29,8 @@ HELP = """nonneg: features you can read, by non-negative contrastive learning.
 usage: nonneg VERB ...
 
   demo       train CL and NCL on digits, measure both, write a report   nonneg demo
-  train      train on digits, cifar10, cifar100, folder or arrays       nonneg train folder --data-root photos/
-  evaluate   measure a trained run                                      nonneg evaluate runs/folder-rep_relu-s0
+  train      train on digits, cifar10, cifar100, sprites, folder, arrays  nonneg train folder --data-root photos/
+  evaluate   measure a trained run; --all for every measure             nonneg evaluate runs/demo/ncl --all
   features   write the features of every image                          nonneg features runs/folder-rep_relu-s0
   select     shorter vectors, and what was lost                         nonneg select runs/demo/ncl --bytes 16
   compare    two runs (or more) side by side                            nonneg compare runs/demo/cl runs/demo/ncl
@@ -41,6 +41,8 @@ nonneg VERB --help shows every flag with examples. --json prints results for mac
 stderr. --debug shows a traceback where an error is otherwise one sentence."""
 
 screen = Console()
+WIDEST = 24  # characters of a column
+PLAIN = ("sepin", "monosemanticity", "identifiability", "mig", "sap", "dci")  # measures that are not shares
 
 
 @dataclass(frozen=True)
@@ -128,26 +130,60 @@ def demo(
     screen.print(f"{result['seconds']:.0f} s. Now look: open {out / 'report.html'}", soft_wrap=True)
 
 
-def evaluate(run: Positional[Path], data_root: Path | None = None, json: bool = False) -> None:
-    """Measure a trained run: sparsity, consistency, probes and the rest, each with its definition in metrics.json.
+def evaluate(
+    run: Positional[Path],
+    all: bool = False,
+    only: str = "",
+    heavy: bool = False,
+    subset: int | None = None,
+    judge: Path | None = None,
+    against: tuple[Path, ...] = (),
+    ood: UseAppendAction[tuple[str, ...]] = (),
+    data_root: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Measure a trained run; each number with its definition in RUN/metrics.json, plots in RUN/plots.
+
+    Groups: basic (sparsity, consistency, probes; what is measured without flags), sepin, retrieval, spectrum,
+    monosemanticity, identifiability, factors, ood, and the heavy ones probe, tune, corruptions.
 
     Examples:
       nonneg evaluate runs/demo/ncl
-      nonneg evaluate runs/demo/ncl --json
+      nonneg evaluate runs/demo/ncl --all --judge runs/demo/cl
+      nonneg evaluate runs/a --only sepin,retrieval --json
+      nonneg evaluate runs/a --only identifiability --against runs/b runs/c
+      nonneg evaluate runs/a --all --heavy --subset 1000 --ood sketch=sketches/ --ood style=stylized/
 
     Args:
         run: The run folder.
+        all: Every group that the data allow; the others are named, with the reason.
+        only: Only these groups, with commas between them.
+        heavy: Also the augmented probe (50 epochs), fine-tuning (30) and 15 corruptions at 5 severities.
+        subset: So many training and test images for the heavy groups, to try them on a CPU.
+        judge: For monosemanticity: another run, whose backbone judges what looks alike.
+        against: For identifiability: other runs on the same data.
+        ood: NAME=FOLDER, one sub-folder a class, named as the run's; may be given several times.
         data_root: Where the data are now, if they were moved since training.
         json: Print the values as JSON.
     """
-    measured = workflow.evaluate(run, data_root)
+    groups = tuple(name.strip() for name in only.split(",") if name.strip())
+    asked = workflow.Asked(
+        all=all, only=groups, heavy=heavy, subset=subset, judge=judge, against=against, ood=ood
+    )  # fmt: skip
+    found = workflow.evaluate(run, data_root, asked)
     if json:
-        _print_json({**dict.fromkeys(workflow.HEADLINE), **workflow.values(measured)})
+        always = dict.fromkeys(workflow.HEADLINE) if not only else {}
+        plots = [str(path) for path in found.plots]
+        _print_json({**always, **workflow.values(found.measured), "skipped": found.skipped, "plots": plots})
         return
-    table = Table("measure", "value", "definition", title=str(run))
-    for name, entry in measured.items():
+    table = Table(Column("measure", overflow="fold"), "value", "definition", title=str(run))
+    for name, entry in found.measured.items():
         table.add_row(name, _show(name, entry["value"]), entry["definition"])
     screen.print(table)
+    for group, why in found.skipped.items():
+        screen.print(f"not measured: {group} ({why})", soft_wrap=True, highlight=False, markup=False)
+    if found.plots:
+        screen.print(f"plots: {run / 'plots'}", soft_wrap=True)
 
 
 def features(
@@ -166,7 +202,7 @@ def features(
 
     Args:
         run: The run folder.
-        data: Another data set than the run's own: digits, cifar10, cifar100, folder, arrays.
+        data: Another data set than the run's own: digits, cifar10, cifar100, sprites, folder, arrays.
         data_root: Where that data set is.
         image_size: Side in pixels; left out, what the model was trained on.
         out: The folder to write to; left out, RUN/features.
@@ -224,7 +260,7 @@ def compare(
     overwrite: bool = False,
     json: bool = False,
 ) -> None:
-    """Two runs or more, side by side.
+    """Two runs or more, side by side: the basic measures, and whatever else nonneg evaluate has measured of them.
 
     Examples:
       nonneg compare runs/demo/cl runs/demo/ncl
@@ -239,13 +275,15 @@ def compare(
     """
     if len(runs) < 2:
         raise BadInput("compare needs two run folders or more, as in: nonneg compare runs/demo/cl runs/demo/ncl")
-    measured = {str(run): workflow.values(workflow.measures(run, data_root)) for run in runs}
+    measured = {run: workflow.measures(run, data_root) for run in runs}
     if out is not None:
         workflow.write_report(list(runs), out, overwrite=overwrite, data_root=data_root)
     if json:
-        _print_json(measured)
+        _print_json({str(run): workflow.values(entries) for run, entries in measured.items()})
         return
-    _print_table(measured)
+    short = len({run.name for run in measured}) == len(measured)
+    columns = {run.name if short else str(run): workflow.values(entries) for run, entries in measured.items()}
+    _print_table(columns, (name for entries in measured.values() for name, e in entries.items() if "group" in e))
 
 
 def make_report(
@@ -424,12 +462,18 @@ def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def _print_table(columns: dict[str, dict[str, Any]]) -> None:
-    table = Table("measure", *columns)
-    for name in workflow.HEADLINE:
-        if any(name in c for c in columns.values()):
-            table.add_row(name.replace("_", " "), *(_show(name, c.get(name)) for c in columns.values()))
-    screen.print(table)
+def _print_table(columns: dict[str, dict[str, Any]], more: Iterable[str] = ()) -> None:
+    """The headline and `more`, a column a run; where a screen is too narrow for all runs, one table after the other."""
+    names = list(dict.fromkeys([*workflow.HEADLINE, *more]))
+    room = screen.width - max(map(len, names), default=0) - 4
+    widest = max(min(WIDEST, max(map(len, columns))), 8) + 3
+    runs, at_once = list(columns.items()), max(1, room // widest)
+    for some in (runs[first : first + at_once] for first in range(0, len(runs), at_once)):
+        table = Table("measure", *(Column(title, overflow="fold", max_width=WIDEST) for title, _ in some))
+        for name in names:
+            if any(name in values for _, values in some):
+                table.add_row(name.replace("_", " "), *(_show(name, values.get(name)) for _, values in some))
+        screen.print(table)
 
 
 def _show(name: str, value: Any) -> str:
@@ -437,6 +481,8 @@ def _show(name: str, value: Any) -> str:
         return "-"
     if isinstance(value, int):
         return str(value)
+    if name.startswith(PLAIN) and not name.endswith("_share"):
+        return f"{value:.4f}"
     return (
         f"{value:.1f}"
         if name in ("effective_rank", "active_per_sample", "active_per_sample_median")

@@ -6,7 +6,7 @@ N images, D features, C classes. Features come as N x D, sparse or dense; both a
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,12 +24,17 @@ CHUNK = 2**24  # cosines held at once
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Test accuracy, the regularisation and the validation accuracy that chose it, and whether the fit converged."""
+    """Test accuracy, the regularisation and the validation accuracy that chose it, and whether the fit converged.
+
+    `model` takes features as they are, and its columns are `classes`, the labels that occur.
+    """
 
     accuracy: float
     l2: float
     validation_accuracy: float
     converged: bool
+    model: "Logistic" = field(repr=False, compare=False)
+    classes: np.ndarray = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,9 @@ def linear_probe(
     assert start is not None
     best_accuracy = _accuracy(start, x_held, y_held)
     model = logistic(train, y, classes=len(classes), l2=l2, start=start)
-    return ProbeResult(_accuracy(model, test @ axes, answer), l2, best_accuracy, model.converged)
+    weight = (axes.double() @ model.weight) / deviation.double()[:, None]
+    whole = Logistic(weight, model.bias - mean.double() @ weight, model.converged)
+    return ProbeResult(_accuracy(model, test @ axes, answer), l2, best_accuracy, model.converged, whole, classes)
 
 
 def logistic(

@@ -165,6 +165,35 @@ def random_features(views: list[View], seed: int) -> Section:
     )
 
 
+def matched(views: list[View], seed: int) -> Section | None:
+    """The features of the first run beside their matches in the others: for runs of one kind on the same images."""
+    if len(views) < 2 or len({figures.signed(v.column) for v in views}) > 1:  # CL has nothing to find in NCL
+        return None
+    first, *others = views
+    if any(v.column.test.ids != first.column.test.ids or not len(v.live) for v in views):
+        return None
+    found = [metrics.match_features(first.column.test.z, v.column.test.z, eps=EPS) for v in others]
+    alike = np.mean([np.nan_to_num(m.a.similarity) for m in found], axis=0)
+    partners = np.array([m.a.partner for m in found])
+    whole = np.flatnonzero((partners >= 0).all(axis=0))  # those that have a match in every run
+    order = whole[np.argsort(-alike[whole], kind="stable")]
+    if not len(order):
+        return None
+    shown = order[np.unique(np.linspace(0, len(order) - 1, ROWS).round().astype(int))]
+    nulls = [metrics.rotated_null(first.column.test.z, v.column.test.z, eps=EPS, draws=1, seed=seed) for v in others]
+    text = "; ".join(
+        f"{v.column.title}: mean |cosine| {m.mean:.2f}, {null.mean:.2f} after a random rotation"
+        for v, m, null in zip(others, found, nulls, strict=True)
+    )
+    return Section(
+        "matched",
+        "The same features in another run?",
+        "Features matched one to one by the Hungarian algorithm on |cosine| over the test images, from the most alike "
+        f"to the least, evenly spaced. Rows across belong together. {text}.",
+        [_strips(first, shown), *(_strips(v, partners[i][shown]) for i, v in enumerate(others))],
+    )
+
+
 def activations(views: list[View], seed: int) -> Section:
     """A heat map of some test images over all features."""
     panels = []
@@ -347,6 +376,7 @@ def training(views: list[View], seed: int) -> Section | None:  # noqa: ARG001
 SECTIONS: tuple[Callable[[list[View], int], Section | None], ...] = (
     top_features,
     random_features,
+    matched,
     activations,
     active,
     consistency,

@@ -43,7 +43,8 @@ def claim(run: Run, folder: Path, data: Dataset) -> None:
     """Take `folder` for this run: what an earlier run left there goes, files of others stay."""
     for name in OURS:
         (folder / name).unlink(missing_ok=True)
-    for path in [*(folder / "features").glob("*.npz"), *(folder / "codes").glob("*.npz"), *_leftovers(folder)]:
+    made = ("features/*.npz", "codes/*.npz", "plots/*.png")
+    for path in [*(path for pattern in made for path in folder.glob(pattern)), *_leftovers(folder)]:
         path.unlink()
     about = {
         "run": run.to_json(),

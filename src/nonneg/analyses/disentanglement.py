@@ -56,8 +56,8 @@ ANALYSIS = Analysis(
     of=("cifar10", "cifar100", "wide", "sprites"),
     ask=ask,
     table={
-        **{f"sepin_{k}": (f"SEPIN@{k}, x 100", 100.0) for k in AT},
-        "sepin_all": ("SEPIN@all, x 100", 100.0),
+        **{f"sepin_{k}": (f"SEPIN@{k}, x 1,000", 1000.0) for k in AT},
+        "sepin_all": ("SEPIN@all, x 1,000", 1000.0),
         "mig": ("MIG, x 100", 100.0),
         "dci_disentanglement": ("DCI disentanglement, x 100", 100.0),
         "dci_completeness": ("DCI completeness, x 100", 100.0),

@@ -1,0 +1,497 @@
+"""The groups of measures: entries against references, evaluation of whole runs, and every bad input it may meet.
+
+N images, D features, C classes.
+"""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy import sparse
+from sklearn.neighbors import NearestNeighbors
+
+from nonneg import (
+    augment,
+    backbones,
+    cli,
+    corruptions,
+    data,
+    evaluate,
+    features,
+    figures,
+    finetune,
+    on_images,
+    probes,
+    rundir,
+    workflow,
+)
+from nonneg.data import Dataset
+from nonneg.data.sprites import FACTORS, ORIGINAL, factors_of
+from nonneg.encoder import load, save
+from nonneg.errors import BadInput
+from nonneg.features import Features
+from nonneg.run import DIGITS
+from nonneg.train import train
+from nonneg.workflow import Asked
+
+TINY = replace(
+    DIGITS, backbone=partial(backbones.small_net, width=4), projector=(32, 16), epochs=1, batch_size=256, device="cpu"
+)
+
+
+def fake(n: int = 60, d: int = 12, *, classes: int = 3, seed: int = 0, labelled: bool = True) -> Features:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, n)
+    z = np.maximum(rng.normal(size=(n, d)) + (np.arange(d) % classes == y[:, None]) - 0.7, 0).astype(np.float32)
+    h = (rng.normal(size=(n, 8)) + 3 * np.eye(8)[y]).astype(np.float32)
+    return Features(h, sparse.csr_array(z), y if labelled else None, [str(i) for i in range(n)])
+
+
+def strict_json(path: Path) -> dict[str, Any]:
+    """A metrics.json in which NaN is an error."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} in {path}")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+# Groups that need features alone
+
+
+def info_nce(f: np.ndarray, g: np.ndarray) -> float:
+    n = len(f)
+    total = 0.0
+    for i in range(n):
+        negatives = sum(math.exp(f[i] @ g[m]) for m in range(n) if m != i) / (n - 1)
+        total -= math.log(math.exp(f[i] @ g[i]) / (math.exp(f[i] @ g[i]) + negatives))
+    return total / n
+
+
+def test_sepin_entries_match_dropping_one_feature_after_the_other() -> None:
+    f, g = (fake(n=15, d=11, seed=s).z for s in (1, 2))
+    a, b = (z.toarray().astype(np.float64) for z in (f, g))
+    a, b = (x / np.linalg.norm(x, axis=1, keepdims=True).clip(1e-12) for x in (a, b))
+    drop = [info_nce(np.delete(a, i, 1), np.delete(b, i, 1)) - info_nce(a, b) for i in range(11)]
+    found = evaluate.sepin(f, g, views="gentle", seed=7)
+    assert found["sepin@1"]["value"] == pytest.approx(max(drop), abs=1e-9)
+    assert found["sepin@10"]["value"] == pytest.approx(np.mean(sorted(drop)[1:]), abs=1e-9)
+    assert found["sepin@all"]["value"] == pytest.approx(np.mean(drop), abs=1e-9)
+    np.testing.assert_allclose(found["sepin@all"]["each"], drop, rtol=1e-5, atol=1e-12)
+    assert found["sepin@100"]["value"] is None  # k is larger than the number of features
+    assert found["sepin@1"] | {"images": 15, "views": "gentle", "seed": 7, "temperature": 1.0} == found["sepin@1"]
+
+
+def test_retrieval_entries_match_scikit_learn_and_leave_out_a_class_of_one() -> None:
+    train, test = fake(d=16, seed=1), fake(d=16, seed=2)
+    test.labels[0] = 9  # the only one of its class
+    found = evaluate.retrieval(train, test, k=5)
+    z = test.z.toarray().astype(np.float64)
+    assert z.any(axis=1).all()  # scikit-learn has no cosine of a row of zeros
+    near = NearestNeighbors(n_neighbors=6, metric="cosine").fit(z).kneighbors(z, return_distance=False)
+    right = [np.mean(test.labels[[m for m in near[i] if m != i][:5]] == test.labels[i]) for i in range(1, 60)]
+    assert found["precision@5"]["value"] == pytest.approx(np.mean(right))
+    assert found["precision@5"]["left_out"] == 1 and found["precision@5"]["queries"] == 59
+    assert found["precision@5"]["each"]["features"] == [1, 2, 4, 8, 16]
+    assert found["precision@5"]["each"]["precision"][-1] == pytest.approx(found["precision@5"]["value"], abs=1e-6)
+    pairs = [np.mean(np.delete(test.labels, i) == test.labels[i]) for i in range(1, 60)]
+    assert found["precision_chance"]["value"] == pytest.approx(np.mean(pairs))
+    assert {"map@5", "map@5_hits", "map@5_relevant"} <= found.keys()
+
+
+def test_retrieval_takes_no_more_neighbours_than_there_are() -> None:
+    assert "precision@5" in evaluate.retrieval(fake(seed=1), fake(n=6, classes=2))
+
+
+def test_spectrum_entries_of_one_hot_features() -> None:
+    y = np.repeat(np.arange(20), 5)
+    z = sparse.csr_array(np.eye(20)[y])
+    found = evaluate.spectrum(Features(z.toarray(), z, y, []), Features(z.toarray(), z, y, []))
+    assert found["eigenvalues_top"]["value"] == pytest.approx(0.5)
+    assert found["eigenvalues_90"]["value"] == found["activations_90"]["value"] == 18
+    np.testing.assert_allclose(found["eigenvalues_top"]["each"], 0.05, rtol=1e-5)
+
+
+def test_identifiability_of_a_permuted_copy_is_whole_and_its_nulls_are_not() -> None:
+    z = fake(n=200, d=10).z.toarray()
+    z[:, 3] = 0
+    found = evaluate.identifiability([z, 5 * z[:, ::-1]], names=["b"])
+    for similarity in ("cosine", "correlation"):
+        key = f"identifiability_{similarity}"
+        assert found[key]["value"] == pytest.approx(1) and found[f"{key}_share"]["value"] == 1
+        assert found[f"{key}_shuffled"]["value"] < 0.9 and found[f"{key}_rotated"]["value"] < 0.9
+        assert found[key]["each"][3] is None and found[key]["each"][:3] == [1, 1, 1]
+
+
+def test_factor_entries_name_the_constant_factors() -> None:
+    rng = np.random.default_rng(0)
+    table = np.stack([rng.integers(0, 4, 300), np.full(300, 2), rng.integers(0, 3, 300)], axis=1)
+    found = evaluate.factors(table[:, [0, 2]].astype(float), table, names=["shape", "scale", "x"])
+    assert found["mig"]["value"] == pytest.approx(1, abs=0.05) and found["dci_informativeness"]["value"] == 1
+    assert found["mig"]["left_out_as_constant"] == ["scale"] and set(found["mig"]["each"]) == {"shape", "x"}
+    with pytest.raises(BadInput, match="none of the 1 factors takes two values"):
+        evaluate.factors(table[:, :1].astype(float), table[:, 1:2], names=["scale"])
+
+
+def test_dead_features_have_defined_entries() -> None:
+    dead = Features(np.ones((6, 2), np.float32), sparse.csr_array((6, 3), dtype=np.float32), np.arange(6) % 2, [])
+    assert {e["value"] for e in evaluate.sepin(dead.z, dead.z, views="none", seed=0).values()} == {0, None}
+    assert {e["value"] for e in evaluate.spectrum(dead, dead).values()} == {None}
+    assert evaluate.monosemanticity(dead.z, np.eye(6), name="j")["monosemanticity"]["value"] is None
+    assert evaluate.retrieval(dead, dead, k=2)["precision@2"]["value"] is not None  # all cosines are 0, and so equal
+
+
+# Groups that need images
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two small runs on digits, "a" and "b"; never written to but for features: take `copied`."""
+    root = tmp_path_factory.mktemp("runs")
+    for name, seed in (("a", 0), ("b", 1)):
+        train(replace(TINY, seed=seed), root / name)
+    workflow.evaluate(root / "a")
+    return root
+
+
+@pytest.fixture
+def copied(runs: Path, tmp_path: Path) -> Path:
+    shutil.copytree(runs, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+@pytest.fixture(scope="module")
+def digits() -> dict[str, Dataset]:
+    return {split: data.digits(split=split) for split in ("train", "test")}
+
+
+def made(folder: Path, digits: dict[str, Dataset]) -> dict[str, Features]:
+    return {s: workflow.embed(folder, d, s, rundir.read_run(folder)[0]) for s, d in digits.items()}
+
+
+def test_two_views_without_augmentation_are_the_features(runs: Path, digits: dict[str, Dataset]) -> None:
+    first, second = on_images.two_views(load(runs / "a"), digits["test"], augment.none, seed=0, device="cpu")
+    whole = made(runs / "a", digits)["test"]
+    np.testing.assert_allclose(first.z.toarray(), whole.z.toarray(), atol=1e-5)
+    assert (first.z != second.z).nnz == 0 and first.ids == whole.ids
+    one, two = on_images.two_views(load(runs / "a"), digits["test"], augment.gentle, seed=0, device="cpu")
+    assert (one.z != two.z).nnz > 100
+    again, _ = on_images.two_views(load(runs / "a"), digits["test"], augment.gentle, seed=0, device="cpu")
+    assert (one.z != again.z).nnz == 0
+
+
+def test_the_clean_probe_is_the_linear_probe(runs: Path, digits: dict[str, Dataset]) -> None:
+    f = made(runs / "a", digits)
+    probe = on_images.clean_probe(f["train"], f["test"], device="cpu")
+    right = probe.right(torch.as_tensor(f["test"].h), torch.as_tensor(f["test"].labels)).item()
+    found = probes.linear_probe(f["train"].h, f["train"].labels, f["test"].h, f["test"].labels)
+    assert right / 450 == pytest.approx(found.accuracy, abs=0.005) and probe.l2 == found.l2
+    assert probe.clean == right / 450
+
+
+def test_images_that_nothing_damages_are_told_as_well_as_clean_ones(
+    runs: Path, digits: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    f, few = made(runs / "a", digits), digits["test"].subset(range(60))
+    probe = on_images.clean_probe(f["train"], f["test"], device="cpu")
+
+    def only_fog_hurts(x: torch.Tensor, name: str, severity: int, *, generator: torch.Generator) -> torch.Tensor:
+        assert generator.device == x.device
+        return torch.zeros_like(x) if name == "fog" and severity == 5 else x
+
+    monkeypatch.setattr(corruptions, "corrupt", only_fog_hurts)
+    found = on_images.corrupted(load(runs / "a"), probe, few, seed=0, device="cpu")
+    entry = found["corruption_accuracy"]
+    right = probe.right(torch.as_tensor(f["test"].h[:60]), torch.as_tensor(f["test"].labels[:60])).item() / 60
+    black = entry["each"]["fog"]["severity"][4]
+    assert entry["clean"] == pytest.approx(right) and black < right and len(entry["each"]) == 15
+    assert entry["value"] == pytest.approx((74 * right + black) / 75)
+    assert entry["each"]["fog"]["mean"] == pytest.approx((4 * right + black) / 5, abs=1e-6)
+    assert found["corruption_weather"]["value"] == pytest.approx((19 * right + black) / 20)
+    assert found["corruption_noise"]["value"] == pytest.approx(right) and entry["images"] == 60
+
+
+def test_probe_entries_are_those_of_the_papers_protocol(runs: Path, digits: dict[str, Dataset]) -> None:
+    parts = [digits[s].subset(range(60)) for s in ("train", "test")]
+    found = on_images.probed(load(runs / "a"), *parts, tune=False, epochs=2, seed=3, device="cpu")
+    direct = finetune.probe(load(runs / "a"), *parts, on=("h", "z"), epochs=2, seed=3)
+    assert {k: e["value"] for k, e in found.items()} == {f"probe_{p}": r.accuracy for p, r in direct.items()}
+    assert found["probe_h"]["epochs"] == 2 and found["probe_h"]["train_images"] == 60
+    assert set(on_images.probed(load(runs / "a"), *parts, tune=True, epochs=1, seed=0, device="cpu")) == {
+        "tune_h",
+        "tune_z",
+    }
+
+
+# Other folders
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory, digits: dict[str, Dataset]) -> Path:
+    """Test images of three classes as a labelled folder."""
+    root, test = tmp_path_factory.mktemp("ood"), digits["test"]
+    for i, y in enumerate(test.labels.tolist()):
+        if y < 3:
+            (root / str(y)).mkdir(exist_ok=True)
+            Image.fromarray(test.images[i, 0].numpy()).save(root / str(y) / f"{i}.png")
+    return root
+
+
+def test_a_folder_of_the_test_images_is_told_like_the_test_images(
+    runs: Path, digits: dict[str, Dataset], pictures: Path
+) -> None:
+    f = made(runs / "a", digits)
+    probe = on_images.clean_probe(f["train"], f["test"], device="cpu")
+    place = on_images.elsewhere(
+        f"same={pictures}", data.folder, digits["train"].classes, channels=1, image_size=16
+    )  # fmt: skip
+    found = on_images.out_of_distribution(load(runs / "a"), probe, place, device="cpu")
+    chosen = np.flatnonzero(f["test"].labels < 3)
+    right = probe.right(torch.as_tensor(f["test"].h[chosen]), torch.as_tensor(f["test"].labels[chosen])).item()
+    assert found["ood_same"] | {"images": len(chosen), "classes": 3} == found["ood_same"]
+    assert found["ood_same"]["value"] == pytest.approx(right / len(chosen))
+
+
+def test_class_names_that_do_not_match_are_listed_from_both_sides(tmp_path: Path, pictures: Path) -> None:
+    shutil.copytree(pictures, tmp_path / "other")
+    (tmp_path / "other" / "2").rename(tmp_path / "other" / "two")
+    with pytest.raises(BadInput, match=r"only in .*other: two; only in the run: 2, 7; rename"):
+        on_images.elsewhere(f"x={tmp_path / 'other'}", data.folder, ["0", "1", "2", "7"], channels=1, image_size=16)
+    with pytest.raises(BadInput, match="has no labels; give it one sub-folder a class"):
+        on_images.elsewhere(f"x={pictures / '0'}", data.folder, ["0"], channels=1, image_size=16)
+    for text in ("sketch", "=here", "x=", "a/b=c"):
+        with pytest.raises(BadInput, match="write NAME=FOLDER"):
+            on_images.elsewhere(text, data.folder, ["0"], channels=1, image_size=16)
+    with pytest.raises(BadInput, match="no names"):
+        on_images.elsewhere(f"x={pictures}", data.folder, None, channels=1, image_size=16)
+
+
+# Whole runs
+
+
+@pytest.fixture(autouse=True)
+def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workflow, "PROBE_EPOCHS", 2)
+    monkeypatch.setattr(workflow, "TUNE_EPOCHS", 1)
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, dict[str, Any], str]:
+    code = 0
+    try:
+        cli.main(["evaluate", *(str(a) for a in args), "--json"])
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    out, err = capsys.readouterr()
+    return code, json.loads(out) if out else {}, " ".join(err.split())
+
+
+def test_all_of_a_run_with_every_group_its_data_allow(
+    copied: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = copied / "a", copied / "b"
+    flags = ["--all", "--judge", b, "--against", b, "--ood", f"same={pictures}", "--ood", f"twin={pictures}"]
+    code, found, err = evaluated(capsys, a, *flags, "--heavy", "--subset", 30)
+    assert code == 0 and found["skipped"] == {"factors": "the factors of digits are not known, only those of sprites"}
+    stored = strict_json(a / "metrics.json")
+    assert {"sepin@1", "precision@10", "eigenvalues_top", "monosemanticity", "identifiability_cosine"} <= stored.keys()
+    assert {"ood_same", "ood_twin", "probe_z", "tune_h", "corruption_blur"} <= stored.keys()
+    assert stored["corruption_accuracy"]["images"] == stored["probe_h"]["train_images"] == 30
+    assert len(stored["identifiability_cosine"]["each"]) == len(stored["sepin@all"]["each"]) == 16
+    assert all(e["definition"] for e in stored.values())
+    assert {k: e["value"] for k, e in stored.items()} == {k: v for k, v in found.items() if k in stored}
+    assert {Path(p).stem for p in found["plots"]} == figures.PLOTS.keys() - {"factors"}
+    for path in found["plots"]:
+        with Image.open(path) as picture:
+            assert picture.width > 500
+    assert err.count("measuring") >= 1 and "corruptions" in err and "left" in err
+
+    # a part again: the rest stays
+    code, part, _ = evaluated(capsys, a, "--only", "spectrum, sepin")
+    assert code == 0 and part["sepin@1"] == found["sepin@1"] and "sparsity" not in part
+    code, part, _ = evaluated(capsys, a, "--all", "--ood", f"third={pictures}")
+    assert code == 0 and "monosemanticity" in part["skipped"] and part["ood_third"] == found["ood_same"]
+    assert strict_json(a / "metrics.json").keys() == stored.keys() | {"ood_third"}
+    cli.main(["compare", str(a), str(b)])
+    text = capsys.readouterr().out
+    assert "sepin@1" in text and "corruption blur" in text and "ood same" in text
+    shown = workflow.column(a, "a").metrics  # a report prints every parameter: lists of numbers are none
+    assert shown.keys() > stored.keys() and not any("each" in e for e in shown.values())
+
+
+def test_stored_features_and_views_are_used_and_no_model_runs(
+    copied: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = evaluated(capsys, copied / "a", "--only", "basic,sepin")[1]
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("extracted again")
+
+    monkeypatch.setattr(features, "extract", refuse)
+    monkeypatch.setattr(on_images, "two_views", refuse)
+    code, again, _ = evaluated(capsys, copied / "a", "--only", "basic,sepin")
+    assert code == 0 and again == first
+
+
+def test_features_of_another_model_are_made_again_and_old_measures_go(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = copied / "a", copied / "b"
+    before = evaluated(capsys, a, "--only", "spectrum,sepin")[1]
+    shutil.copy(b / "model.safetensors", a / "model.safetensors")
+    code, after, err = evaluated(capsys, a, "--only", "sepin")
+    assert code == 0 and "was not made by this model; making it again" in err
+    assert after["sepin@1"] != before["sepin@1"] == pytest.approx(before["sepin@1"])
+    assert "eigenvalues_top" not in strict_json(a / "metrics.json") and not (a / "plots" / "spectra.png").exists()
+    assert after["sepin@1"] == evaluated(capsys, b, "--only", "sepin")[1]["sepin@1"]
+    assert "sparsity" in workflow.measures(a)  # what compare and report need is measured when they ask
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--only", "sepin,retreival"], "unknown group of measures 'retreival': did you mean 'retrieval'?"),
+        (["--only", "sepin", "--all"], "--all is every group and --only a part"),
+        (["--subset", "100"], "--subset 100 shortens the heavy measures"),
+        (["--heavy", "--subset", "0"], "give 1 or more"),
+        (["--only", "monosemanticity"], "monosemanticity cannot be measured: it needs another run's eyes"),
+        (["--only", "identifiability"], "name others of this data with --against"),
+        (["--only", "factors"], "the factors of digits are not known"),
+        (["--only", "ood"], "--ood NAME=FOLDER"),
+        (["--judge", "SELF"], "is the run that is measured: name another one"),
+        (["--against", "OTHER", "OTHER"], "--against names a run twice"),
+        (["--against", "nowhere"], "nowhere is not a run folder"),
+        (["--ood", "x=nowhere"], "nowhere does not exist"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_sentence(
+    runs: Path, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (runs / "a" / "metrics.json").read_bytes()
+    flags = [{"SELF": str(runs / "a"), "OTHER": str(runs / "b")}.get(flag, flag) for flag in flags]
+    code, found, err = evaluated(capsys, runs / "a", *flags)
+    assert code == 1 and not found and message in err and "unexpected" not in err
+    assert (runs / "a" / "metrics.json").read_bytes() == before
+
+
+def test_without_labels_the_label_free_groups_run_and_the_others_are_named(
+    tmp_path: Path, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (60, 16, 16), dtype=np.uint8)
+    np.save(tmp_path / "x.npy", images)
+    run = replace(TINY, data=data.arrays, data_root=tmp_path / "x.npy", batch_size=16)
+    for name in ("c", "d"):
+        train(replace(run, seed=ord(name)), copied / name)
+    flags = ["--all", "--heavy", "--judge", copied / "d", "--against", copied / "d"]
+    code, found, _ = evaluated(capsys, copied / "c", *flags)
+    none = "the train and test data have no labels"
+    unlabelled = ("class consistency and probes", "retrieval", "ood", "probe", "tune", "corruptions")
+    assert code == 0 and {k for k, why in found["skipped"].items() if why == none} == set(unlabelled)
+    assert found["skipped"].keys() - set(unlabelled) == {"factors"}
+    assert {"sepin@1", "eigenvalues_top", "monosemanticity", "identifiability_cosine"} <= found.keys()
+    assert found["class_consistency"] is None and "precision@10" not in found
+    cli.main(["evaluate", str(copied / "c"), "--all"])
+    assert f"not measured: retrieval ({none})" in capsys.readouterr().out
+
+
+def poisoned(folder: Path, value: float) -> None:
+    """The run's model with every projector output at `value`."""
+    model = load(folder)
+    last = model.projector[-1]
+    with torch.no_grad():
+        last.weight.zero_()
+        last.bias.fill_(value)
+    save(model, folder)
+
+
+def test_all_dead_features_are_defined_or_one_sentence(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    poisoned(copied / "a", -1.0)
+    code, found, err = evaluated(
+        capsys, copied / "a", "--all", "--judge", copied / "b", "--against", copied / "b"
+    )  # fmt: skip
+    assert code == 0 and "unexpected" not in err and found["live_features"] == 0 and found["sparsity"] == 1
+    assert found["sepin@all"] == 0 and found["eigenvalues_top"] is None and found["monosemanticity"] is None
+    assert "no feature of run 0" in found["skipped"]["identifiability"]
+    strict_json(copied / "a" / "metrics.json")
+    code, _, err = evaluated(capsys, copied / "a", "--only", "identifiability", "--against", copied / "b")
+    assert code == 1 and "identifiability cannot be measured: no feature of run 0" in err
+
+
+def test_nan_in_features_is_one_sentence(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    poisoned(copied / "a", math.nan)
+    code, _, err = evaluated(capsys, copied / "a", "--all")
+    assert code == 1 and "hold NaN or infinite values in z: the model diverged" in err
+
+
+def test_a_class_of_one_sample_is_measured_around(
+    tmp_path: Path, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    labels = {"train_labels": np.r_[0, np.arange(39) % 2 + 1], "test_labels": np.r_[0, np.arange(19) % 2 + 1]}
+    images = {
+        f"{s}_images": rng.integers(0, 255, (n, 16, 16), dtype=np.uint8) for s, n in (("train", 40), ("test", 20))
+    }
+    np.savez(tmp_path / "x.npz", **images, **labels)
+    train(replace(TINY, data=data.arrays, data_root=tmp_path / "x.npz", batch_size=16), copied / "one")
+    code, found, _ = evaluated(capsys, copied / "one", "--all", "--heavy", "--subset", 6)
+    assert code == 0 and found["skipped"].keys() == {"monosemanticity", "identifiability", "factors", "ood"}
+    stored = strict_json(copied / "one" / "metrics.json")
+    assert stored["precision@10"]["left_out"] == 1 and 0 <= stored["linear_probe"]["value"] <= 1
+    labels = {split: np.zeros(n, np.int64) for split, n in (("train_labels", 40), ("test_labels", 20))}
+    np.savez(tmp_path / "x.npz", **images, **labels)
+    code, found, _ = evaluated(capsys, copied / "one", "--all", "--data-root", tmp_path / "x.npz")
+    assert code == 0 and found["skipped"]["probes"] == "the training data have a single class"
+
+
+def test_sprites_are_measured_by_their_factors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    latents = np.stack([np.zeros(900, int), *(rng.integers(0, n, 900) for n in FACTORS.values())], axis=1)
+    latents[:, 2] = 3  # one scale only
+    latents = np.unique(latents, axis=0)
+    images = rng.integers(0, 2, (len(latents), 64, 64), dtype=np.uint8)
+    np.savez(tmp_path / ORIGINAL, imgs=images, latents_classes=latents)
+    run = replace(TINY, data=data.sprites, data_root=tmp_path, image_size=16, batch_size=32)
+    train(run, tmp_path / "run")
+    code, found, err = evaluated(capsys, tmp_path / "run", "--only", "factors")
+    assert code == 0, err
+    stored = strict_json(tmp_path / "run" / "metrics.json")
+    assert stored["mig"]["left_out_as_constant"] == ["scale"]
+    assert set(stored["sap"]["each"]) == FACTORS.keys() - {"scale"} and Path(found["plots"][0]).stem == "factors"
+    test = workflow.embed(tmp_path / "run", run.load("test"), "test", run)
+    assert stored["mig"]["value"] == evaluate.metrics.mig(test.z, factors_of(test.ids)).score
+
+
+def test_a_subset_is_balanced_and_the_same_each_time(runs: Path, digits: dict[str, Dataset]) -> None:
+    run = rundir.read_run(runs / "a")[0]
+    job = workflow._Job(runs / "a", run, digits, {}, Asked(subset=50), {}, [])
+    assert np.bincount(job.short("train").labels.numpy()).tolist() == [5] * 10
+    assert job.short("train").ids == job.short("train").ids and job.short("test").ids != digits["test"].ids[:50]
+    whole = workflow._Job(runs / "a", run, digits, {}, Asked(subset=9999), {}, [])
+    assert whole.short("test") is digits["test"]
+
+
+def test_no_more_images_are_viewed_than_said(
+    copied: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflow, "VIEWED", 40)
+    evaluated(capsys, copied / "a", "--only", "sepin")
+    assert strict_json(copied / "a" / "metrics.json")["sepin@1"]["images"] == 40
+
+
+def test_any_number_of_runs_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = {f"run-{i:02d}": {"sparsity": i / 100, "sepin@1": i / 1000} for i in range(13)}
+    cli._print_table(columns, ["sepin@1"])
+    text = capsys.readouterr().out
+    assert all(f"{i}.0%" in text and f"run-{i:02d}" in text and f"{i / 1000:.4f}" in text for i in range(13))
+    assert "…" not in text and max(map(len, text.splitlines())) <= 80
+
+
+def test_plots_are_left_out_where_nothing_was_measured() -> None:
+    assert {name: draw({}, "#000000") for name, draw in figures.PLOTS.items()} == dict.fromkeys(figures.PLOTS)
