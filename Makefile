@@ -9,13 +9,13 @@ demo: $(READY)
 	$(BIN)/nonneg demo --overwrite
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff format --check src tests experiments benchmarks
 	$(BIN)/ruff check src tests experiments benchmarks
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(READY)
 	$(BIN)/python benchmarks/augment.py

@@ -3,9 +3,8 @@
 N images, D features, d backbone outputs, C classes. Everything comes as entries, like those of `evaluate`.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -79,14 +78,11 @@ class CleanProbe:
 
 
 def clean_probe(train: Features, test: Features, *, device: str | torch.device, seed: int = 0) -> CleanProbe:
-    """The logistic regression of `probes.linear_probe` on h, as something that can be asked about other images.
-
-    The same problem at the l2 chosen there, fitted anew: where that optimum is flat, some answers may differ.
-    """
+    """The logistic regression of `probes.linear_probe` on h, as something that can be asked about other images."""
     assert train.labels is not None and test.labels is not None
     found = probes.linear_probe(train.h, train.labels, test.h, test.labels, seed=seed, device=device)
     classes = torch.as_tensor(found.classes, device=device)
-    return CleanProbe(found.model.weight.float(), found.model.bias.float(), classes, found.l2)
+    return CleanProbe(found.model.weight.float(), found.model.bias.float(), classes, found.l2, found.accuracy)
 
 
 @torch.inference_mode()
