@@ -47,7 +47,6 @@ from nonneg.run import Run
 from nonneg.train import Interrupted, train
 
 NOT_RUN = "not run"
-FIGURE_BYTES = 1_000_000  # what a repository can bear
 
 
 @dataclass(frozen=True)
@@ -175,8 +174,7 @@ def analyse(
             _put(path, line)
     lines = _read_lines(path)
     if picture := analysis.draw(lines) if lines and not report_only else None:
-        with files.atomic(results / "figures" / f"{name}.png") as temporary:
-            temporary.write_bytes(picture)
+        _write_figure(results / "figures" / f"{name}.png", picture)
     rows = _analysis_table(analysis, lines)
     if not report_only:
         files.write_text(results / f"{name}.md", as_markdown(rows))
@@ -479,13 +477,15 @@ def write_figures(
     written = []
     for stem, draw in ((name, partial(figures.hero, rows=6)), (f"{name}-features", figures.overview)):
         if columns:
-            picture = draw(columns)
-            if len(picture) > FIGURE_BYTES:
-                picture = figures.png(Image.open(io.BytesIO(picture)).convert("RGB"), palette=True)
             written.append(results / "figures" / f"{stem}.png")
-            with files.atomic(written[-1]) as temporary:
-                temporary.write_bytes(picture)
+            _write_figure(written[-1], draw(columns))
     return written
+
+
+def _write_figure(path: Path, picture: bytes) -> None:
+    """A PNG in a palette of 256 colours, a third of the size: results are kept in a repository."""
+    with Image.open(io.BytesIO(picture)) as opened, files.atomic(path) as temporary:
+        temporary.write_bytes(figures.png(opened.convert("RGB"), palette=True))
 
 
 def _kept_columns(name: str, experiment: Experiment, results: Path, data_root: Path) -> Iterator[Column]:

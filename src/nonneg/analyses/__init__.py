@@ -64,6 +64,16 @@ def by_method(names: Sequence[str]) -> dict[str, list[str]]:
     return {method: group for method, group in groups.items() if len(group) > 1}
 
 
+def first_seeds(lines: Mapping[str, Line]) -> dict[str, dict[str, dict[str, Any]]]:
+    """What was measured of the first seed there is of CL and of NCL: experiment -> "CL" or "NCL" -> numbers."""
+    panels: dict[str, dict[str, dict[str, Any]]] = {}
+    for name in sorted(lines):
+        experiment, _, run_name = name.partition("-")
+        if (method := method_of(run_name)) in ("cl", "ncl"):
+            panels.setdefault(experiment, {}).setdefault(method.upper(), lines[name]["measures"])
+    return panels
+
+
 @dataclass(frozen=True)
 class Analysis:
     """`ask` of each group of runs gives numbers by name: those of `table` are shown, lists are for `draw`."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nonneg import charts, figures, selection
-from nonneg.analyses import Analysis, Line, Subject
+from nonneg.analyses import Analysis, Line, Subject, first_seeds
 from nonneg.progress import track
 
 BUDGETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -50,11 +50,7 @@ def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 def draw(lines: Mapping[str, Line]) -> bytes | None:
     """One panel a data set."""
-    panels = {}
-    for name, line in sorted(lines.items()):
-        experiment, _, run_name = name.partition("-")
-        if run_name in ("cl-s0", "ncl-s0"):
-            panels.setdefault(experiment, {})[run_name[:-3].upper()] = line["measures"]["curve"]
+    panels = {of: {run: m["curve"] for run, m in runs.items()} for of, runs in first_seeds(lines).items()}
     return charts.precision_by_bytes(panels) if panels else None
 
 

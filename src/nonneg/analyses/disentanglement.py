@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nonneg import charts, metrics, on_images
-from nonneg.analyses import Analysis, Line, Subject
+from nonneg.analyses import Analysis, Line, Subject, first_seeds
 from nonneg.data.sprites import factors_of
 
 IMAGES = 5000
@@ -44,11 +44,7 @@ def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 def draw(lines: Mapping[str, Line]) -> bytes | None:
     """SEPIN of the features, largest first, CL and NCL; one panel a data set."""
-    panels: dict[str, dict[str, list]] = {}
-    for name, line in sorted(lines.items()):
-        experiment, _, run_name = name.partition("-")
-        if run_name in ("cl-s0", "ncl-s0"):
-            panels.setdefault(experiment, {})[run_name[:-3].upper()] = line["measures"]["sepin"]
+    panels = {of: {run: m["sepin"] for run, m in runs.items()} for of, runs in first_seeds(lines).items()}
     return charts.sepin(panels) if panels else None
 
 

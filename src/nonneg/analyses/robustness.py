@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nonneg import charts, on_images
-from nonneg.analyses import Analysis, Line, Subject
+from nonneg.analyses import Analysis, Line, Subject, first_seeds
 from nonneg.corruptions import NAMES
 
 ON_CPU = 500  # images
@@ -32,11 +32,7 @@ def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 def draw(lines: Mapping[str, Line]) -> bytes | None:
     """Accuracy by corruption, CL beside NCL, one panel a data set."""
-    panels: dict[str, dict[str, dict]] = {}
-    for name, line in sorted(lines.items()):
-        experiment, _, run_name = name.partition("-")
-        if run_name in ("cl-s0", "ncl-s0"):
-            panels.setdefault(experiment, {})[run_name[:-3].upper()] = line["measures"]
+    panels = first_seeds(lines)
     return charts.robustness(panels) if panels else None
 
 

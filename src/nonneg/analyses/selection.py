@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nonneg import charts, figures, metrics, probes, selection
-from nonneg.analyses import Analysis, Line, Subject
+from nonneg.analyses import Analysis, Line, Subject, first_seeds
 from nonneg.features import Features
 from nonneg.progress import track
 
@@ -85,11 +85,7 @@ def _probe(train: Features, test: Features, chosen: np.ndarray, subject: Subject
 
 def draw(lines: Mapping[str, Line]) -> bytes | None:
     """Probe, transfer and precision over the number of kept features, a row of panels for each data set."""
-    panels: dict[str, dict[str, list]] = {}
-    for name, line in sorted(lines.items()):
-        experiment, _, run_name = name.partition("-")
-        if run_name in ("cl-s0", "ncl-s0"):
-            panels.setdefault(experiment, {})[run_name[:-3].upper()] = line["measures"]["rows"]
+    panels = {of: {run: m["rows"] for run, m in runs.items()} for of, runs in first_seeds(lines).items()}
     return charts.kept_features(panels) if panels else None
 
 
