@@ -307,6 +307,7 @@ def test_matched_features_stand_in_the_same_row(tmp_path: Path) -> None:
         [int(strip.ids.split(":")[0].removeprefix("feature ")) for strip in panel.strips] for panel in section.panels
     ]
     assert len(rows[0]) > 5 and rows[0] == [places[i] for i in rows[1]]
+    assert all(strip.about.endswith("alike 1.00") for panel in section.panels for strip in panel.strips)
     assert "The same features in another run?" in render([first, second], tmp_path).text
 
 

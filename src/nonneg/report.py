@@ -190,8 +190,17 @@ def matched(views: list[View], seed: int) -> Section | None:
         "The same features in another run?",
         "Features matched one to one by the Hungarian algorithm on |cosine| over the test images, from the most alike "
         f"to the least, evenly spaced. Rows across belong together. {text}.",
-        [_strips(first, shown), *(_strips(v, partners[i][shown]) for i, v in enumerate(others))],
+        [
+            _scored(_strips(first, shown), alike[shown]),
+            *(_scored(_strips(v, partners[i][shown]), found[i].a.similarity[shown]) for i, v in enumerate(others)),
+        ],
     )
+
+
+def _scored(panel: Panel, alike: np.ndarray) -> Panel:
+    """The same strips, each with how alike its feature and the matched one are."""
+    strips = [replace(s, about=f"{s.about} · alike {a:.2f}") for s, a in zip(panel.strips, alike, strict=True)]
+    return replace(panel, strips=strips)
 
 
 def activations(views: list[View], seed: int) -> Section:
