@@ -5,7 +5,7 @@ N images, D features. Every section is one function of the runs; a new one is ad
 
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
