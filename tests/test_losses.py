@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nonneg import losses
+from nonneg.errors import BadInput
 
 
 def views(n: int, d: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,3 +84,58 @@ def test_all_zero_rows_and_all_zero_batches_stay_finite() -> None:
 def test_identical_rows_are_worth_the_log_of_the_number_of_others() -> None:
     z = torch.ones(4, 3)
     assert losses.info_nce(z, z).item() == pytest.approx(math.log(7))
+
+
+def spectral_by_loops(z1: torch.Tensor, z2: torch.Tensor, l1: float) -> float:
+    n, total = len(z1), 0.0
+    for i in range(n):
+        total -= 2 * float(z1[i] @ z2[i]) / n
+        total += l1 * float(z1[i].abs().sum() + z2[i].abs().sum()) / (2 * n)
+        for j in range(n):
+            if j != i:
+                total += float(z1[i] @ z2[j]) ** 2 / (n * (n - 1))
+    return total
+
+
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(2, 7), d=st.integers(1, 9), seed=st.integers(0, 99), l1=st.sampled_from([0.0, 0.01, 2.0]))
+def test_spectral_matches_a_double_loop(n: int, d: int, seed: int, l1: float) -> None:
+    z1, z2 = views(n, d, seed)
+    assert losses.spectral(z1, z2, l1=l1).item() == pytest.approx(spectral_by_loops(z1, z2, l1), rel=1e-9, abs=1e-9)
+    unit = [z / z.norm(dim=1, keepdim=True) for z in (z1, z2)]
+    assert losses.spectral(z1, z2, normalise=True).item() == pytest.approx(spectral_by_loops(*unit, 0.0), abs=1e-9)
+
+
+def test_spectral_is_unchanged_by_rotation_but_l1_is_not() -> None:
+    z1, z2 = views(6, 5)
+    rotation, _ = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
+    turned = z1 @ rotation, z2 @ rotation
+    torch.testing.assert_close(losses.spectral(*turned), losses.spectral(z1, z2), rtol=1e-9, atol=1e-9)
+    assert abs(losses.spectral(*turned, l1=1.0) - losses.spectral(z1, z2, l1=1.0)) > 1e-3
+
+
+def test_spectral_is_an_unbiased_estimate_of_the_population_loss() -> None:
+    """Three images, two views each with equal chance, fixed features: the mean over all batches of two is the loss."""
+    g = torch.Generator().manual_seed(0)
+    f = torch.randn(3, 2, 4, generator=g, dtype=torch.float64)  # image, view, feature
+    positive = sum(f[i, a] @ f[i, b] for i in range(3) for a in range(2) for b in range(2)) / 12
+    flat = f.reshape(6, 4)
+    population = -2 * positive + (flat @ flat.T).square().mean()
+    batches = [
+        losses.spectral(f[[i, j], [a, b]], f[[i, j], [c, e]])
+        for i in range(3)
+        for j in range(3)
+        for a in range(2)
+        for b in range(2)
+        for c in range(2)
+        for e in range(2)
+    ]  # images are drawn independently, so one image may come twice
+    torch.testing.assert_close(torch.stack(batches).mean(), population, rtol=1e-9, atol=1e-9)
+
+
+def test_spectral_refuses_what_it_cannot_compute() -> None:
+    z1, z2 = views(1, 3)
+    with pytest.raises(BadInput, match="two images at least"):
+        losses.spectral(z1, z2)
+    with pytest.raises(BadInput, match="must not be negative"):
+        losses.spectral(*views(3, 3), l1=-1.0)

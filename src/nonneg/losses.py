@@ -35,3 +35,23 @@ def info_nce(z1: Tensor, z2: Tensor, *, temperature: float = 0.2) -> Tensor:
         itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
         twin = torch.arange(len(z), device=z.device).roll(len(z1))
         return F.cross_entropy(logits.masked_fill(itself, -torch.inf), twin)
+
+
+def spectral(z1: Tensor, z2: Tensor, *, l1: float = 0.0, normalise: bool = False) -> Tensor:
+    """-2 mean_i z1_i.z2_i + mean_{i != j} (z1_i.z2_j)^2 + l1 mean_i |z_i|_1: HaoChen et al.'s loss, and a penalty.
+
+    Pairs of one image are left out of the second term, so that it is an unbiased estimate of E_x E_x' (f(x).f(x'))^2.
+    The length of features has a meaning here (it estimates probabilities), so rows are normalised only if asked.
+    """
+    if not l1 >= 0:
+        raise BadInput(f"spectral: l1 is {l1}; it must not be negative")
+    if len(z1) < 2:
+        raise BadInput(f"spectral needs two images at least in a batch, to compare one with another; it has {len(z1)}")
+    with torch.autocast(z1.device.type, enabled=False):
+        kind = torch.promote_types(z1.dtype, torch.float32)
+        z1, z2 = (unit_rows(z.to(kind)) if normalise else z.to(kind) for z in (z1, z2))
+        gram, n = z1 @ z2.T, len(z1)
+        own = gram.diagonal()
+        others = (gram.square().sum() - own.square().sum()) / (n * (n - 1))
+        loss = others - 2 * own.mean()
+        return loss + l1 * (z1.abs().sum() + z2.abs().sum()) / (2 * n) if l1 else loss
