@@ -195,7 +195,7 @@ def test_dci_follows_from_its_importances() -> None:
     by_code = [1 - spread(row) if row.any() else 0 for row in r]
     assert found.by_code == pytest.approx(by_code)
     assert found.disentanglement == pytest.approx(sum(d * row.sum() for d, row in zip(by_code, r, strict=True)) / 4)
-    assert found.completeness_by_factor == pytest.approx([1 - spread(column) for column in r.T])
+    assert found.completeness_by_factor == pytest.approx([1 - spread(column) for column in r[r.any(axis=1)].T])
     assert found.completeness == pytest.approx(found.completeness_by_factor.mean())
     assert found.informativeness == pytest.approx(found.accuracy_by_factor.mean())
 

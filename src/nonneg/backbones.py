@@ -154,9 +154,10 @@ def stem_product(x: Tensor, conv: nn.Conv2d) -> Tensor:
 
     The convolution libraries' kernels want 8 input channels or more; with 3 they take four times as long as this.
     """
-    pad, size = conv.padding[0], x.shape[-1] + 2 * int(conv.padding[0]) - 2
+    pad = int(conv.padding[0])
+    high, wide = (side + 2 * pad - 2 for side in x.shape[-2:])
     x = F.pad(x, (pad, pad, pad, pad))  # pyright: ignore[reportArgumentType]
-    columns = torch.cat([x[:, :, i : i + size, j : j + size] for i in range(3) for j in range(3)], dim=1)
+    columns = torch.cat([x[:, :, i : i + high, j : j + wide] for i in range(3) for j in range(3)], dim=1)
     weight = conv.weight.permute(0, 2, 3, 1).flatten(1)  # in the columns' order: row, column, channel
     spare = -weight.shape[1] % 16
     columns, weight = F.pad(columns.permute(0, 2, 3, 1), (0, spare)), F.pad(weight, (0, spare))

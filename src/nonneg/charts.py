@@ -122,7 +122,7 @@ def stability(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
         _title(axes, title)
         axes.annotate(f"mean {found['cosine']:.2f}; after a rotation {found['cosine_rotated']:.2f} (dashed);\nshuffled "
                       f"{found['cosine_shuffled']:.2f} (grey)", (0.02, 0.96), xycoords="axes fraction", va="top",
-                      fontsize=7, color=INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})  # fmt: skip
+                      fontsize=7, color=INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5}, zorder=5)  # fmt: skip
     return _bytes(figure)
 
 
@@ -152,8 +152,8 @@ def robustness(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
             axes.axhline(100 * found["clean"], color=colour, linewidth=0.9, linestyle=(0, (4, 3)))
             axes.set_xticks(range(len(values)), [k.replace("_", "\n") for k in values], fontsize=6.5)
         axes.set_ylabel("accuracy, %")
-        images = next(iter(runs.values()))["images"]
-        _title(axes, f"{NAMES.get(name, name)}, {images:,} test images; dashed: clean")
+        images = " and ".join(f"{n:,}" for n in sorted({found["images"] for found in runs.values()}))
+        _title(axes, f"{NAMES.get(name, name)}, {images} test images; dashed: clean")
         axes.legend(fontsize=7.5, frameon=False, labelcolor=INK, loc="upper right", ncols=2)
         axes.set_ylim(top=115)
     return _bytes(figure)

@@ -161,12 +161,14 @@ def evaluate(
         heavy: Also the augmented probe (50 epochs), fine-tuning (30) and 15 corruptions at 5 severities.
         subset: So many training and test images for the heavy groups, to try them on a CPU.
         judge: For monosemanticity: another run, whose backbone judges what looks alike.
-        against: For identifiability: other runs on the same data.
+        against: For identifiability: other runs on the same data. (Features of other runs are kept in their folders.)
         ood: NAME=FOLDER, one sub-folder a class, named as the run's; may be given several times.
         data_root: Where the data are now, if they were moved since training.
         json: Print the values as JSON.
     """
     groups = tuple(name.strip() for name in only.split(",") if name.strip())
+    if only and not groups:
+        raise BadInput(f"--only {only} names no group of measures, as in --only sepin,retrieval")
     asked = workflow.Asked(
         all=all, only=groups, heavy=heavy, subset=subset, judge=judge, against=against, ood=ood
     )  # fmt: skip
@@ -338,10 +340,12 @@ def make_reproduction(
       nonneg reproduce cifar10 --report-only
       nonneg reproduce cifar10 --report-only --data-root data/
       nonneg reproduce maps --only digits
+      nonneg reproduce bytes --only cifar10
       nonneg reproduce imagenet100 --data-root imagenet/ --classes classes.txt
 
     Args:
-        experiment: cifar10, cifar100, maps or imagenet100.
+        experiment: cifar10, cifar100, maps, sprites, wide or imagenet100; or, asked of their runs: bytes, selection,
+            disentanglement, robustness or identifiability.
         data_root: Where the data are; left out, CIFAR is downloaded.
         only: Only these runs, by name or beginning (cl, ncl-s1).
         seeds: Only this many seeds.

@@ -44,7 +44,7 @@ def norm_relu(
     x: Tensor, bn: nn.BatchNorm2d, other: Tensor | None = None, other_bn: nn.BatchNorm2d | None = None
 ) -> tuple[Tensor, Tensor]:
     """relu(bn(x)), relu(bn(x) + other) or relu(bn(x) + other_bn(other)): the same values twice, for two readers."""
-    if fused(x, bn):
+    if fused(x, bn) and (other_bn is None or (fused(x, other_bn) and _alike(bn, other_bn))):
         second = other_bn or bn
         return _NormReLU.apply(x, bn.weight, bn.bias, bn, other, second.weight, second.bias, other_bn)  # pyright: ignore[reportReturnType]
     y = bn(x)
@@ -58,8 +58,17 @@ def fused(x: Tensor, bn: nn.BatchNorm2d) -> bool:
     """Whether the kernels serve: in training, on a GPU with Triton, where the channels come in whole blocks."""
     if not HAVE_TRITON or not (x.is_cuda or INTERPRETED) or not bn.training:
         return False
-    whole = bn.num_features % CHANNELS == 0 and x.numel() < 2**31 and bn.track_running_stats and bn.momentum is not None
+    whole = (
+        bn.num_features % CHANNELS == 0
+        and bn.num_features < x.numel() < 2**31
+        and bn.track_running_stats
+        and bn.momentum is not None
+    )
     return whole and (INTERPRETED or _triton_serves(x.device.index))
+
+
+def _alike(bn: nn.BatchNorm2d, other: nn.BatchNorm2d) -> bool:
+    return bn.eps == other.eps and bn.momentum == other.momentum
 
 
 class _NormReLU(torch.autograd.Function):

@@ -26,6 +26,13 @@ KINDS = {"noise": slice(0, 3), "blur": slice(3, 7), "weather": slice(7, 11), "di
 LUMA = (0.299, 0.587, 0.114)
 
 
+def sampled(data: Dataset, most: int, *, seed: int) -> Dataset:
+    """At most so many of the images, drawn at random and in their old order."""
+    if len(data) <= most:
+        return data
+    return data.subset(np.sort(np.random.default_rng(seed).permutation(len(data))[:most]).tolist())
+
+
 # Two views
 
 

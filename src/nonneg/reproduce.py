@@ -96,11 +96,12 @@ def reproduce(
     """
     _commit()  # now: what is changed or committed meanwhile is not what runs
     if name in analyses.names():
-        if epochs is not None or batch_size is not None or classes is not None:
+        if any(given is not None for given in (epochs, batch_size, classes, seeds)):
             raise BadInput(
-                f"{name} trains nothing: --epochs, --batch-size and --classes are for the runs that it looks at"
+                f"{name} trains nothing: --epochs, --batch-size, --classes and --seeds are for what it looks at"
             )
-        return analyse(name, data_root=data_root, results=results, runs=runs, only=only, report_only=report_only)
+        where = {"data_root": data_root, "results": results, "runs": runs, "device": device}
+        return analyse(name, **where, only=only, report_only=report_only)
     if name not in experiments.names():
         raise unknown("experiment", name, [*experiments.names(), *analyses.names()])
     experiment = experiments.find(name)
@@ -140,13 +141,18 @@ def analyse(
     runs: Path,
     only: Sequence[str] = (),
     report_only: bool = False,
+    device: str = "auto",
 ) -> list[Row]:
     """Ask an analysis' question of every run there is that has no answer yet, and return its table and draw its figure.
 
     Runs are those below RUNS/EXPERIMENT; `only` names groups or their beginnings (cifar10, cifar10-ncl).
     """
     analysis, path = analyses.find(name), results / f"{name}.jsonl"
-    subjects = {of: _trained_runs(of, runs, data_root) for of in analysis.of}
+    known = {f"{of}-{run_name}" for of in analysis.of for run_name in experiments.find(of).runs}
+    for wanted in only:
+        if not any(_begins(run_name, wanted) for run_name in known):
+            raise unknown("group of runs", wanted, {*analysis.of, *(method_of(run_name) for run_name in known)})
+    subjects = {of: _trained_runs(of, runs, data_root, device) for of in analysis.of}
     groups = {(of, g): mine for of, there in subjects.items() for g, mine in analysis.group(list(there)).items()}
     groups = {key: v for key, v in groups.items() if not only or any(_begins("-".join(key), w) for w in only)}
     if not report_only:
@@ -173,18 +179,20 @@ def analyse(
             }
             _put(path, line)
     lines = _read_lines(path)
+    if not lines:
+        engine.say(f"no results of {name} in {results.absolute()}; --results names another folder")
     if picture := analysis.draw(lines) if lines and not report_only else None:
         _write_figure(results / "figures" / f"{name}.png", picture)
-    rows = _analysis_table(analysis, lines)
     if not report_only:
-        files.write_text(results / f"{name}.md", as_markdown(rows))
-    return rows
+        files.write_text(results / f"{name}.md", as_markdown(_analysis_table(analysis, lines)))
+    chosen = {k: v for k, v in lines.items() if not only or any(_begins(k, wanted) for wanted in only)}
+    return _analysis_table(analysis, chosen)
 
 
-def _trained_runs(of: str, runs: Path, data_root: Path | None) -> dict[str, analyses.Subject]:
+def _trained_runs(of: str, runs: Path, data_root: Path | None, device: str) -> dict[str, analyses.Subject]:
     """The runs of an experiment that are there, by name."""
     return {
-        name: analyses.Subject(of, name, runs / of / name, data_root)
+        name: analyses.Subject(of, name, runs / of / name, data_root, device)
         for name in experiments.find(of).runs
         if (runs / of / name / "model.safetensors").exists()
     }

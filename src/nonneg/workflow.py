@@ -162,6 +162,16 @@ class Asked:
             raise BadInput("--all is every group and --only a part: give one of them")
         if self.subset is not None and (self.subset < 1 or not (self.heavy or set(self.only) & set(HEAVY))):
             raise BadInput(f"--subset {self.subset} shortens the heavy measures: give 1 or more, and --heavy")
+        for flag, given, group in (
+            ("--judge", self.judge, "monosemanticity"),
+            ("--against", self.against, "identifiability"),
+            ("--ood", self.ood, "ood"),
+        ):
+            if given and self.only and group not in self.only:
+                raise BadInput(f"{flag} is for the group {group}, which --only leaves out: add it, or leave {flag} out")
+        names = [text.partition("=")[0] for text in self.ood]
+        if len(set(names)) < len(names):
+            raise BadInput("--ood gives one name to two folders: name each differently")
         wanted = {"basic": True, "monosemanticity": self.judge, "identifiability": self.against, "ood": self.ood}
         light = LIGHT if self.all else [group for group in LIGHT if wanted.get(group)]
         return list(self.only or (*light, *(HEAVY if self.heavy else ())))
@@ -197,6 +207,9 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
     if asked.only and skipped:
         group, why = next(iter(skipped.items()))
         raise BadInput(f"{group} cannot be measured: {why}")
+    if asked.subset is not None:
+        whole = {_group(e) for e in before.values() if "subset" not in e} & set(HEAVY) & set(groups)
+        skipped |= dict.fromkeys(whole, "measured on all images before, which --subset would replace")
     if asked.all and not asked.heavy:
         skipped |= dict.fromkeys(HEAVY, "takes minutes; add --heavy")
     if "basic" in groups and (why := _no_labels(made) or why_no_probe(made["train"].labels)):
@@ -322,11 +335,24 @@ class _Job:
         for group, epochs in (("probe", PROBE_EPOCHS), ("tune", TUNE_EPOCHS)):
             if group in groups:
                 probed = partial(on_images.probed, model, short["train"], short["test"], tune=group == "tune")
-                yield _attempt(group, partial(probed, epochs=epochs, seed=seed, device=device))
+                yield self.marked(_attempt(group, partial(probed, epochs=epochs, seed=seed, device=device)))
         if "corruptions" in groups:
             assert probe is not None
             damaged = partial(on_images.corrupted, model, probe, short["test"], seed=seed, device=device)
-            yield _attempt("corruptions", damaged)
+            yield self.marked(_attempt("corruptions", damaged))
+
+    def marked(
+        self, attempt: tuple[dict[str, Entry], tuple[str, str] | None]
+    ) -> tuple[dict[str, Entry], tuple[str, str] | None]:
+        """The same entries, saying so where they are of a subset."""
+        found, failed = attempt
+        if self.asked.subset is None:
+            return attempt
+        n = self.asked.subset
+        return {
+            k: {**e, "definition": f"tried on {n} images (--subset): {e['definition']}", "subset": n}
+            for k, e in found.items()
+        }, failed
 
     def short(self, split: str) -> Dataset:
         """The images of a split, or as many as --subset says, as equally over the classes as can be."""
@@ -334,6 +360,8 @@ class _Job:
         if n is None or n >= len(data):
             return data
         labels = None if data.labels is None else data.labels.numpy()
+        if labels is not None and n < (classes := len(np.unique(labels))):
+            raise BadInput(f"--subset {n} is fewer images than the {classes} classes: give {2 * classes} or more")
         return data.subset(figures.sample_rows(labels, n, total=len(data), seed=SEED).tolist())
 
     def by(self, place: Path) -> Features:
@@ -348,8 +376,7 @@ class _Job:
         """Features of two views of at most 5,000 test images, kept in the run folder, and how they were made."""
         how = self.run.to_json()["augment"]
         data = self.data["test"]
-        if len(data) > VIEWED:
-            data = data.subset(np.sort(np.random.default_rng(SEED).permutation(len(data))[:VIEWED]).tolist())
+        data = on_images.sampled(data, VIEWED, seed=SEED)
         model = hashlib.sha256((self.folder / "model.safetensors").read_bytes()).hexdigest()
         key = hashlib.sha256(f"{model} {data.fingerprint()} {how} {SEED}".encode()).hexdigest()[:16]
         paths = [self.folder / "features" / f"{data.name}-view{i}-{key}.npz" for i in (1, 2)]

@@ -7,7 +7,7 @@ of runs is one line in RESULTS/NAME.jsonl.
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,11 @@ class Subject:
     name: str
     folder: Path
     data_root: Path | None
+    on: str = "auto"  # device
 
     @cached_property
     def run(self) -> Run:
-        return workflow.finished_run(self.folder, self.data_root)
+        return replace(workflow.finished_run(self.folder, self.data_root), device=self.on)
 
     @cached_property
     def model(self) -> Encoder:

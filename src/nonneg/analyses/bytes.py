@@ -2,7 +2,7 @@
 
 Claim (ours, of a first sketch): NCL with 4 activations a sample (8 bytes) comes within half a point of dense CL with
 256 floats (1 KB), and with 8 (16 bytes) passes it.
-Cost: about a minute a run on one CPU core, given its features.
+Cost: two or three minutes a run on one CPU core, given its features.
 Run: nonneg reproduce bytes --data-root DIR
 """
 

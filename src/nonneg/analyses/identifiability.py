@@ -53,12 +53,12 @@ ANALYSIS = Analysis(
     group=by_method,
     table={
         "cosine": ("mean |cosine| of matched features, x 100", 100.0),
-        "cosine_rotated": ("the same after a random rotation, x 100", 100.0),
-        "cosine_shuffled": ("the same with shuffled images, x 100", 100.0),
+        "cosine_rotated": ("mean |cosine| after a random rotation, x 100", 100.0),
+        "cosine_shuffled": ("mean |cosine| with shuffled images, x 100", 100.0),
         "cosine_share": ("features matched above 0.5", 100.0),
         "cosine_rotated_share": ("features above 0.5 after a random rotation", 100.0),
         "correlation": ("mean |correlation| of matched features, x 100", 100.0),
-        "correlation_rotated": ("the same after a random rotation, x 100", 100.0),
+        "correlation_rotated": ("mean |correlation| after a random rotation, x 100", 100.0),
     },
     draw=draw,
 )

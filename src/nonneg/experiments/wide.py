@@ -15,7 +15,7 @@ from nonneg.run import CIFAR
 BASE = replace(CIFAR, data=cifar100.RUNS["ncl-s0"].data, projector=(16384, 2048))
 EXPERIMENT = Experiment(
     runs={"cl-s0": replace(BASE, map=maps.identity), "ncl-s0": replace(BASE, map=maps.relu)},
-    methods={"cl": "CL", "ncl": "NCL"},
+    methods={"cl": "CL", "ncl": "NCL (relu)"},
     table=("linear_probe", "linear_probe_z", "knn", "knn_z", "sparsity", "class_consistency", "live_features"),
     paper={},
     probe=None,

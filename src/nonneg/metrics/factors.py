@@ -112,7 +112,8 @@ def dci(z: Matrix | Tensor, factors: np.ndarray | Tensor, *, seed: int = 0) -> D
     importance = np.stack([r for r, _ in told], axis=1)
     accuracy = np.array([right for _, right in told])
     chance = np.array([(y[test] == np.bincount(y[train]).argmax()).mean() for y in known.values])
-    by_code, complete = _concentration(importance), _concentration(importance.T)
+    alive = importance.sum(axis=1) > 0  # a code that nobody needs, dead ones among them, makes no factor more complete
+    by_code, complete = _concentration(importance), _concentration(importance[alive].T)
     total = importance.sum()
     weight = importance.sum(axis=1) / total if total else np.zeros(len(importance))
     return Dci(
