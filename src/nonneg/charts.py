@@ -122,7 +122,8 @@ def stability(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
         _title(axes, title)
         axes.annotate(f"mean {found['cosine']:.2f}; after a rotation {found['cosine_rotated']:.2f} (dashed);\nshuffled "
                       f"{found['cosine_shuffled']:.2f} (grey)", (0.02, 0.96), xycoords="axes fraction", va="top",
-                      fontsize=7, color=INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5}, zorder=5)  # fmt: skip
+                      fontsize=7, color=INK, zorder=5,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})  # fmt: skip
     return _bytes(figure)
 
 
