@@ -48,7 +48,7 @@ def draw(lines: Mapping[str, Line]) -> bytes | None:
 
 
 ANALYSIS = Analysis(
-    of=("cifar10", "cifar100", "maps"),
+    of=("cifar10", "cifar100", "sprites", "maps"),
     ask=ask,
     group=by_method,
     table={
