@@ -41,7 +41,8 @@ def spectral(z1: Tensor, z2: Tensor, *, l1: float = 0.0, normalise: bool = False
     """-2 mean_i z1_i.z2_i + mean_{i != j} (z1_i.z2_j)^2 + l1 mean_i |z_i|_1: HaoChen et al.'s loss, and a penalty.
 
     Pairs of one image are left out of the second term, so that it is an unbiased estimate of E_x E_x' (f(x).f(x'))^2.
-    The length of features has a meaning here (it estimates probabilities), so rows are normalised only if asked.
+    The length of features has a meaning here (it estimates probabilities), so rows are normalised only if asked; for
+    the same reason it needs a smaller learning rate than info_nce (digits with LARS: 0.1 where info_nce takes 2).
     """
     if not l1 >= 0:
         raise BadInput(f"spectral: l1 is {l1}; it must not be negative")
