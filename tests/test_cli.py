@@ -277,3 +277,12 @@ def test_the_committed_results_are_printed_without_a_gpu(capsys: pytest.CaptureF
     assert code == 0 and all(set(r) == {"measure", "method", "paper", "ours", "std", "seeds"} for r in rows)
     probe = next(r for r in rows if r["measure"] == "linear probe" and r["method"] == "NCL")
     assert probe["paper"] == 87.8 and probe["seeds"] >= 1 and abs(probe["ours"] - 87.8) < 1.0
+
+
+def test_theory_prints_rows_and_refuses_impossible_worlds(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = run(capsys, "theory", "--world", "classes=2,per_class=2,overlap=0.1", "--json")
+    rows = json.loads(text)
+    assert code == 0 and len(rows) > 10 and all(row.keys() == {"theorem", "claim", "measured", "holds"} for row in rows)
+    assert all(isinstance(row["holds"], bool) for row in rows)
+    code, _, err = run(capsys, "theory", "--world", "overlap=3")
+    assert code == 1 and "an overlap of 3.0 is impossible" in err

@@ -126,6 +126,14 @@ def command(out: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "nonneg", "train", "digits", "--out", str(out), "--epochs", "20", *FLAGS, *more]
 
 
+def test_killed_between_two_renames_the_older_checkpoint_counts(tmp_path: Path, digits: data.Dataset) -> None:
+    train(replace(TINY, epochs=2, checkpoint_seconds=0), tmp_path, data=digits)
+    older = rundir.checkpoint_step(tmp_path, previous=True)
+    (tmp_path / rundir.CHECKPOINT).unlink()
+    found = rundir.load_checkpoint(tmp_path)
+    assert older is not None and rundir.checkpoint_step(tmp_path) == older and found is not None and found[1] == older
+
+
 def test_after_kill_minus_nine_resume_ends_with_the_identical_model(tmp_path: Path, digits: data.Dataset) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     train(replace(TINY, epochs=20), whole, data=digits)

@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ usage: nonneg VERB ...
   select     shorter vectors, and what was lost                         nonneg select runs/demo/ncl --bytes 16
   compare    two runs (or more) side by side                            nonneg compare runs/demo/cl runs/demo/ncl
   reproduce  the paper's tables: paper, ours, difference                nonneg reproduce cifar10 --report-only
+  theory     the paper's theorems as numbers, on solvable worlds        nonneg theory
   report     one HTML page of pictures for one run or several           nonneg report runs/demo/ncl
 
 nonneg VERB --help shows every flag with examples. --json prints results for machines, on stdout; progress goes to
@@ -318,6 +319,32 @@ def make_report(
     screen.print(f"written: {path}", soft_wrap=True)
 
 
+def theory(world: str | None = None, seed: int = 0, json: bool = False) -> None:
+    """The paper's theorems as numbers, on worlds small enough to solve exactly: claim, measured, whether it holds.
+
+    Examples:
+      nonneg theory
+      nonneg theory --world overlap=0.2,classes=8
+      nonneg theory --world leak=0.2 --json
+
+    Args:
+        world: A world of your own, by its knobs: classes, per_class, overlap, leak, labels, seed. Where it breaks an
+            assumption, the theorems that need it do not hold.
+        seed: Of the worlds and starts.
+        json: Print the rows as JSON.
+    """
+    from nonneg import theory as room  # it brings a solver along, which no other verb needs
+
+    rows = room.run_all(room.parse(world) if world else None, seed=seed)
+    if json:
+        _print_json([asdict(row) for row in rows])
+        return
+    table = Table("theorem", "claim", "measured", "holds")
+    for row in rows:
+        table.add_row(row.theorem, row.claim, row.measured, "yes" if row.holds else "NO")
+    screen.print(table)
+
+
 def make_reproduction(
     experiment: Positional[str],
     data_root: Path | None = None,
@@ -423,6 +450,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "report": make_report,
     "reproduce": make_reproduction,
+    "theory": theory,
 }
 
 

@@ -114,25 +114,29 @@ def save_checkpoint(folder: Path, tensors: dict[str, Tensor], at: int) -> None:
 
 def load_checkpoint(folder: Path, *, previous: bool = False) -> tuple[dict[str, Tensor], int] | None:
     """The newest checkpoint (or the one before it) and its step; None when there is none yet."""
-    newest, older = folder / CHECKPOINT, folder / PREVIOUS
-    path = older if previous or not newest.exists() else newest  # killed between two renames: only the older is there
+    path = _checkpoint(folder, previous=previous)
     if not path.exists():
         return None
     try:
         tensors, about = files.read_tensors(path)
         return tensors, int(about["at"])
     except (BadInput, KeyError) as error:
-        if path == newest and (at := checkpoint_step(folder, previous=True)) is not None:
+        if path.name == CHECKPOINT and (at := checkpoint_step(folder, previous=True)) is not None:
             hint = f"the previous checkpoint, of step {at}, is intact: add --previous to resume from it"
         else:
             hint = "start the run again with --overwrite"
         raise BadInput(f"{error}; {hint}") from None
 
 
+def _checkpoint(folder: Path, *, previous: bool) -> Path:
+    newest, older = folder / CHECKPOINT, folder / PREVIOUS
+    return older if previous or not newest.exists() else newest  # killed between two renames: only the older is there
+
+
 def checkpoint_step(folder: Path, *, previous: bool = False) -> int | None:
     """The step of a checkpoint that can be read, else None."""
     try:
-        return int(files.read_tensors(folder / (PREVIOUS if previous else CHECKPOINT))[1]["at"])
+        return int(files.read_tensors(_checkpoint(folder, previous=previous))[1]["at"])
     except (BadInput, KeyError):
         return None
 

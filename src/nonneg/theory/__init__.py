@@ -1,0 +1,31 @@
+"""The paper's theory, executable: worlds small enough to solve exactly, where every theorem is a number."""
+
+from nonneg.theory.checks import Point, Row, Study, run_all, study
+from nonneg.theory.worlds import (
+    World,
+    chained,
+    every_image,
+    leaking,
+    one_hot,
+    overlapping,
+    parse,
+    random_world,
+    translated,
+)
+
+__all__ = [
+    "Point",
+    "Row",
+    "Study",
+    "World",
+    "chained",
+    "every_image",
+    "leaking",
+    "one_hot",
+    "overlapping",
+    "parse",
+    "random_world",
+    "run_all",
+    "study",
+    "translated",
+]

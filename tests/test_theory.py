@@ -1,0 +1,386 @@
+"""The theory against loops over samples, known answers and other solvers. N samples, C latent classes, k features."""
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import NMF
+from torch import Tensor
+
+from nonneg import losses, maps, theory
+from nonneg.errors import BadInput
+from nonneg.theory import checks
+from nonneg.theory import objective as ob
+from nonneg.theory.worlds import joint
+
+
+def by_hand() -> theory.World:
+    """Two classes, three samples: the middle one is shared."""
+    return theory.World(np.array([0.25, 0.75]), np.array([[0.6, 0.4, 0.0], [0.0, 0.2, 0.8]]), np.array([0, 1]))
+
+
+def some_worlds() -> list[theory.World]:
+    plain = theory.random_world(seed=3, classes=4, overlap=0.4)
+    return [by_hand(), theory.one_hot(classes=3), plain, theory.leaking(plain, 0.3), theory.every_image(images=4)]
+
+
+# Worlds
+
+
+@pytest.mark.parametrize("world", some_worlds())
+def test_everything_follows_from_prior_and_conditional_by_loops(world: theory.World) -> None:
+    c_all, n_all = range(world.classes), range(world.samples)
+    p, q = world.prior, world.conditional
+    marginal = [sum(p[c] * q[c, x] for c in c_all) for x in n_all]
+    for x, y in itertools.product(n_all, n_all):
+        both = sum(p[c] * q[c, x] * q[c, y] for c in c_all)
+        assert world.joint[x, y] == pytest.approx(both, abs=1e-15)
+        assert world.co_occurrence[x, y] == pytest.approx(both / (marginal[x] * marginal[y]) ** 0.5, abs=1e-14)
+    for x, c in itertools.product(n_all, c_all):
+        assert world.posterior[x, c] == pytest.approx(p[c] * q[c, x] / marginal[x])
+        assert world.phi[x, c] == pytest.approx(p[c] ** 0.5 * q[c, x] / marginal[x])
+    shared = [
+        sum(marginal[x] * world.posterior[x, i] * world.posterior[x, j] for x in n_all)
+        for i, j in itertools.permutations(c_all, 2)
+    ]
+    assert world.overlap == pytest.approx(max(shared), abs=1e-15)
+    assert world.joint.sum() == pytest.approx(1) and world.label_posterior.sum(axis=1) == pytest.approx(1)
+
+
+def test_a_world_by_hand() -> None:
+    world = by_hand()
+    assert world.marginal == pytest.approx([0.15, 0.25, 0.6])
+    assert world.posterior == pytest.approx(np.array([[1, 0], [0.4, 0.6], [0, 1]]))
+    assert world.overlap == pytest.approx(0.25 * 0.4 * 0.6)
+    assert world.unique.tolist() == [True, True]
+
+
+def test_kinds_of_worlds_are_what_they_say() -> None:
+    assert theory.one_hot().overlap == 0 and ((theory.one_hot().posterior > 0).sum(axis=1) == 1).all()
+    ring = theory.overlapping(classes=5, per_class=2, overlap=0.3)
+    assert ring.samples == 15 and ring.unique.all()
+    assert ring.conditional[:, 10:].sum(axis=1) == pytest.approx(0.3)
+    assert not theory.overlapping(overlap=1.0).unique.any()
+    assert not theory.leaking(ring, 0.01).unique.any() and (theory.leaking(ring, 0.01).posterior > 0).all()
+    chain = theory.chained(ring, 0.1)
+    assert not chain.unique.any() and (chain.posterior == 0).any()
+    images = theory.every_image(images=5, views=2, overlap=0.1)
+    assert images.prior == pytest.approx(0.2) and images.posterior[-1] == pytest.approx(0.2)
+    assert images.unique.all() and images.samples == 11
+    a, b = theory.random_world(seed=4), theory.random_world(seed=4)
+    assert (a.conditional == b.conditional).all() and (a.prior != theory.random_world(seed=5).prior).any()
+    assert a.prior.min() >= 0.5 / a.classes
+
+
+def test_drawn_pairs_follow_the_joint_distribution() -> None:
+    world, n = by_hand(), 200_000
+    first, second = world.pairs(n, np.random.default_rng(0))
+    counted = np.zeros((3, 3))
+    np.add.at(counted, (first, second), 1 / n)
+    assert counted == pytest.approx(world.joint, abs=5 * 0.5 / n**0.5)
+    x, y = world.labelled(n, np.random.default_rng(1))
+    for sample in range(3):
+        assert (y[x == sample] == 1).mean() == pytest.approx(world.label_posterior[sample, 1], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("prior", "conditional", "labels", "says"),
+    [
+        ([0.5, 0.6], [[1.0], [1.0]], [0, 1], r"P\(c\) sums to 1.1, not to 1"),
+        ([0.0, 1.0], [[1.0], [1.0]], [0, 1], "latent class 0 has probability 0: leave it out"),
+        ([-0.5, 1.5], [[1.0], [1.0]], [0, 1], "negative or not finite"),
+        ([np.nan, 1.0], [[1.0], [1.0]], [0, 1], "negative or not finite"),
+        ([], np.zeros((0, 1)), [], "one probability for every latent class"),
+        ([0.5, 0.5], [[0.5, 0.5], [0.5, 0.4]], [0, 1], r"latent class 1 sums to 0.9, not to 1"),
+        ([0.5, 0.5], [[1.5, -0.5], [0.5, 0.5]], [0, 1], "negative or not finite"),
+        ([0.5, 0.5], [[0.5, 0.5]], [0, 1], "give 2 rows"),
+        ([0.5, 0.5], [[1.0, 0.0], [1.0, 0.0]], [0, 1], "sample 1 has probability 0"),
+        ([0.5, 0.5], [[1.0], [1.0]], [0], "labels must be 2 whole numbers"),
+        ([0.5, 0.5], [[1.0], [1.0]], [0, -1], "labels must be 2 whole numbers"),
+        ([0.5, 0.5], [[1.0], [1.0]], [0.0, 1.0], "labels must be 2 whole numbers"),
+    ],
+)
+def test_an_impossible_world_gets_one_sentence(prior: list, conditional: list, labels: list, says: str) -> None:
+    with pytest.raises(BadInput, match=says) as caught:
+        theory.World(np.array(prior), np.array(conditional), np.array(labels))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("overlap=1.2", "an overlap of 1.2 is impossible"),
+        ("overlap=-0.1", "an overlap of -0.1 is impossible"),
+        ("overlap=nan", "an overlap of nan is impossible"),
+        ("classes=1,overlap=0.2", "impossible with one class"),
+        ("classes=0", "classes is 0"),
+        ("per_class=0", "per_class is 0"),
+        ("labels=9", "9 labels for 6 latent classes"),
+        ("leak=1", "leak is 1.0"),
+        ("classes=1,overlap=0,leak=0.1", "no other class"),
+        ("overlapp=0.1", "did you mean 'overlap'"),
+        ("overlap", "is not name=number"),
+        ("classes=two", "classes='two' should be a whole number"),
+        ("classes=2.5", "should be a whole number"),
+        ("overlap=much", "should be a number"),
+        ("classes=3,classes=4", "classes is given twice"),
+        ("seed=-1", "the seed must be 0 or more"),
+    ],
+)
+def test_a_bad_description_gets_one_sentence(text: str, says: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(says)):
+        theory.parse(text)
+
+
+def test_a_description_is_parsed() -> None:
+    world = theory.parse("overlap=0.2, classes=8")
+    same = theory.overlapping(classes=8, overlap=0.2)
+    assert (world.conditional == same.conditional).all() and world.classes == 8
+    assert (theory.parse("").conditional == theory.overlapping().conditional).all()
+    assert (theory.parse("seed=7").prior == theory.random_world(seed=7, overlap=0.2).prior).all()
+    assert not theory.parse("leak=0.1").unique.any()
+    assert theory.parse("classes=1,overlap=0").classes == 1
+
+
+def test_a_world_cannot_be_changed() -> None:
+    given = np.array([0.25, 0.75])
+    world = theory.World(given, by_hand().conditional, np.array([0, 1]))
+    given[0] = 9
+    assert world.prior[0] == 0.25
+    with pytest.raises(ValueError, match="read-only"):
+        world.prior[0] = 0.5
+
+
+# Equivalence
+
+
+@pytest.mark.parametrize("world", some_worlds())
+def test_the_loss_is_an_expectation_and_a_factorisation(world: theory.World) -> None:
+    rng = np.random.default_rng(0)
+    other = theory.translated(world)
+    table = joint(world, other)
+    f, g = rng.exponential(size=(world.samples, 3)), rng.exponential(size=(other.samples, 3))
+    slow = nmf = 0.0
+    for x, y in itertools.product(range(world.samples), range(other.samples)):
+        inner, p, q = float(f[x] @ g[y]), world.marginal[x], other.marginal[y]
+        slow += -2 * table[x, y] * inner + p * q * inner**2
+        nmf += (table[x, y] / (p * q) ** 0.5 - (p * q) ** 0.5 * inner) ** 2
+    assert ob.population_loss(f, g, table) == pytest.approx(slow, abs=1e-10)
+    assert ob.factorisation_objective(f, g, table) == pytest.approx(nmf, abs=1e-10)
+    assert slow == pytest.approx(nmf - ob.constant(table), abs=1e-10)
+    assert all(row.holds for row in checks.equivalence(world))
+
+
+def test_the_training_loss_averages_to_the_population_loss() -> None:
+    """All ordered batches of two pairs, each with its probability: exact, no sampling."""
+    world = by_hand()
+    f = torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    pairs = list(itertools.product(range(3), range(3)))
+    mean = 0.0
+    for (a, b), (c, d) in itertools.product(pairs, pairs):
+        weight = world.joint[a, b] * world.joint[c, d]
+        mean += weight * losses.spectral(f[[a, c]], f[[b, d]]).item()
+    assert mean == pytest.approx(ob.population_loss(f.numpy(), f.numpy(), world.joint), abs=1e-12)
+
+
+def test_the_monte_carlo_check_notices_a_biased_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = by_hand()
+    assert all(row.holds for row in checks.monte_carlo(world, repeats=150))
+    right = losses.spectral
+    monkeypatch.setattr(losses, "spectral", lambda a, b: right(a, b) + 0.05)
+    assert not all(row.holds for row in checks.monte_carlo(world, repeats=150))
+
+
+# Symmetry
+
+
+def test_every_pairwise_loss_of_the_package_is_in_the_symmetry_check() -> None:
+    found = {
+        name
+        for name, value in vars(losses).items()
+        if inspect.isfunction(value) and list(inspect.signature(value).parameters)[:2] == ["z1", "z2"]
+    }
+    assert found == {loss.__name__ for loss in checks.PAIRWISE}
+
+
+def test_rotations_leave_losses_alone_and_the_l1_penalty_does_not() -> None:
+    rng = np.random.default_rng(1)
+    turn = checks.random_rotation(4, rng)
+    assert turn.T @ turn == pytest.approx(np.eye(4), abs=1e-12)
+    a, b, r = (torch.from_numpy(v) for v in (rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), turn))
+    assert losses.spectral(a @ r, b @ r).item() == pytest.approx(losses.spectral(a, b).item())
+    assert abs(losses.spectral(a @ r, b @ r, l1=1.0) - losses.spectral(a, b, l1=1.0)) > 1e-3
+    assert all(row.holds for row in checks.symmetry(theory.random_world(seed=2)))
+
+
+def test_room_to_rotate_by_hand() -> None:
+    phi = np.array([[2.0, 1.0], [1.0, 2.0]])
+    assert ob.room_to_rotate(phi) == pytest.approx(np.degrees(np.arctan(0.5)))
+    angle = np.arctan(0.5)
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    assert (phi @ turn).min() == pytest.approx(0, abs=1e-12)  # just allowed
+    assert ob.room_to_rotate(np.eye(3)) == 0
+
+
+# Optimum and uniqueness
+
+
+@pytest.mark.parametrize("world", some_worlds())
+def test_phi_has_objective_zero_in_every_world(world: theory.World) -> None:
+    assert ob.factorisation_objective(world.phi, world.phi, world.joint) < 1e-25
+    other = theory.translated(world)
+    assert ob.factorisation_objective(world.phi, other.phi, joint(world, other)) < 1e-25
+
+
+@pytest.mark.parametrize("map", [maps.relu, maps.rep_relu])
+def test_descent_finds_phi_where_samples_are_unique(map: Callable[[Tensor], Tensor]) -> None:
+    world = theory.random_world(seed=0, classes=4)
+    found = ob.fit([world], k=4, map=map, steps=700)
+    assert found.gap.min() < ob.SOLVED
+    assert ob.recovery_error(found.f[0, found.best()], world.phi) < ob.RECOVERED
+    assert (found.f >= 0).all()
+
+
+def test_without_unique_samples_the_same_loss_is_reached_elsewhere() -> None:
+    world = theory.leaking(theory.random_world(seed=0, classes=4), 0.3)
+    found = ob.fit([world], k=4, map=maps.rep_relu)
+    assert found.gap.min() < ob.SOLVED
+    assert ob.recovery_error(found.f[0, found.best()], world.phi) > 0.01
+    failed = [row for row in checks.symmetry(world) if not row.holds]
+    assert [row.theorem for row in failed] == ["unique solution"]
+
+
+def test_the_solver_solves_each_world_as_if_alone() -> None:
+    some = [theory.random_world(seed=s, classes=3) for s in range(2)]
+    both = ob.fit(some, k=3, map=maps.rep_relu, starts=6, steps=600)
+    for i, world in enumerate(some):
+        assert both.gap[i].min() < ob.SOLVED
+        assert ob.recovery_error(both.f[i, both.best(i)], world.phi) < ob.RECOVERED
+
+
+def test_bounded_descent_agrees_with_scikit_learn() -> None:
+    world = theory.random_world(seed=1, classes=3)
+    f = ob.polished(np.random.default_rng(0).random((world.samples, 3)), world)
+    solver = NMF(
+        n_components=3,  # pyright: ignore[reportArgumentType]
+        init="random",
+        tol=1e-12,
+        max_iter=4000,
+        random_state=0,
+    )
+    left = solver.fit_transform(world.co_occurrence)
+    root = np.sqrt(world.marginal)[:, None]
+    assert ob.pair_error(left / root, solver.components_.T / root, f, f) < 1e-4
+    assert all(row.holds for row in checks.independent_solver(world))
+
+
+@pytest.mark.parametrize("knobs", [{"k": 0}, {"k": -1}, {"k": 2, "starts": 0}, {"k": 2, "steps": 0}])
+def test_k_below_one_gets_one_sentence(knobs: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="give 1 or more"):
+        ob.fit([by_hand()], map=maps.relu, **knobs)
+    with pytest.raises(BadInput, match="give 1 or more"):
+        ob.fit_pair(by_hand().joint, map=maps.relu, **knobs)
+
+
+def test_worlds_that_do_not_fit_together_are_refused() -> None:
+    with pytest.raises(BadInput, match="same number of samples"):
+        ob.fit([by_hand(), theory.one_hot()], k=2, map=maps.relu)
+    with pytest.raises(BadInput, match="same number of samples"):
+        ob.fit([], k=2, map=maps.relu)
+    with pytest.raises(BadInput, match="same latent classes"):
+        joint(by_hand(), theory.one_hot())
+    with pytest.raises(BadInput, match="the seed is -1"):
+        theory.run_all(seed=-1)
+
+
+# Matching and merging
+
+
+def test_matching_sees_through_a_permutation_and_nothing_else() -> None:
+    truth = np.random.default_rng(0).random((7, 4))
+    order = np.array([2, 0, 3, 1])
+    assert ob.recovery_error(truth[:, order], truth) == 0
+    assert order[ob.matched(truth[:, order], truth)].tolist() == [0, 1, 2, 3]
+    assert ob.recovery_error(2 * truth[:, order], truth) == pytest.approx(truth.max(), rel=0.2)
+    assert ob.recovery_error(np.pad(truth, ((0, 0), (0, 2))), truth) == 0
+    assert ob.recovery_error(truth[:, :3], truth) == pytest.approx(truth[:, 3].max())
+    assert sorted(ob.matched(truth[:, :3], truth).tolist()) == [-1, 0, 1, 2]
+    assert checks.columns_found(truth[:, :3], truth) == 1
+    assert checks.columns_found(np.stack([truth[:, 0], truth[:, 1] + 1], 1), truth) == 0.5
+
+
+def test_split_columns_merge_to_what_they_were() -> None:
+    world = theory.random_world(seed=0)
+    share = np.array([0.6, 0.8])  # squares sum to 1
+    split = np.concatenate([world.phi[:, :1] * share, world.phi[:, 1:], np.zeros((world.samples, 1))], axis=1)
+    assert ob.factorisation_objective(split, split, world.joint) < 1e-25
+    assert ob.recovery_error(split, world.phi) > 0.1
+    assert ob.merged(split).shape == world.phi.shape
+    assert ob.recovery_error(ob.merged(split), world.phi) < 1e-12
+    assert ob.merged(np.zeros((3, 2))).shape == (3, 0)
+
+
+def test_paired_scaling_is_undone_and_unpaired_scaling_is_not() -> None:
+    f, g = np.random.default_rng(0).random((2, 6, 3))
+    scale, order = np.array([0.5, 2.0, 7.0]), [1, 2, 0]
+    assert ob.pair_error((f * scale)[:, order], (g / scale)[:, order], f, g) < 1e-12
+    assert ob.pair_error(f * scale, g * scale, f, g) > 0.1
+
+
+def test_recovery_before_and_after_merging() -> None:
+    some = [theory.random_world(seed=s, classes=3) for s in range(2)]
+    at, above = (checks.recovery(some, x=k, k=k, starts=4, steps=500) for k in (3, 5))
+    below = checks.recovery(some, x=2, k=2, starts=4, steps=500)
+    assert at.best == at.best_merged == at.columns == 1
+    assert above.best < 1 and above.best_merged == 1 and above.solved == 1
+    assert below.solved == below.best == 0
+
+
+# Bounds and generalisation
+
+
+@pytest.mark.parametrize("world", some_worlds())
+def test_bounds_hold_and_the_head_is_bayes_optimal(world: theory.World) -> None:
+    assert all(row.holds for row in checks.orthogonality(world) + checks.sparsity(world))
+    assert world.phi @ checks.head(world) == pytest.approx(world.label_posterior, abs=1e-12)
+    best = sum(p * max(row) for p, row in zip(world.marginal, world.label_posterior, strict=True))
+    assert checks.accuracy(world, world.phi @ checks.head(world)) == pytest.approx(best)
+
+
+def test_bayes_accuracy_by_hand_and_a_probe_that_learns_it() -> None:
+    world = by_hand()
+    assert checks.accuracy(world, world.label_posterior) == pytest.approx(0.15 + 0.25 * 0.6 + 0.6)
+    curve = checks.probe_curve(world, world.phi, sizes=(3, 3000), draws=5)
+    assert curve[-1][1] == pytest.approx(0.9) and curve[0][1] < curve[-1][1]
+    blind = checks.probe_curve(world, np.ones((3, 1)), sizes=(3000,), draws=2)
+    assert blind[0][1] == pytest.approx(0.75)
+    assert all(row.holds for row in checks.generalisation(world, curve))
+    assert not all(row.holds for row in checks.generalisation(world, [*curve, *blind]))
+
+
+def test_one_hot_features_need_the_root() -> None:
+    assert all(row.holds for row in checks.one_hot_features(theory.one_hot()))
+    assert not any(row.holds for row in checks.one_hot_features(theory.overlapping()))
+
+
+# All of it
+
+
+def test_a_study_of_a_given_world_has_rows_in_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "smooth_maps", partial(checks.smooth_maps, steps=100))  # they stay away in any case
+    monkeypatch.setattr(checks, "optimum", partial(checks.optimum, steps=500))
+    threads = torch.get_num_threads()
+    rows = theory.run_all(theory.parse("classes=2,overlap=0.2,per_class=1"))
+    assert torch.get_num_threads() == threads
+    assert capsys.readouterr().out == ""  # the bar goes to stderr
+    assert {"NCL is symmetric NMF", "rotation symmetry", "unique solution", "sparsity"} <= {r.theorem for r in rows}
+    assert all(row.claim and row.measured and isinstance(row.holds, bool) for row in rows)
+    assert all(row.holds for row in rows), [row for row in rows if not row.holds]
