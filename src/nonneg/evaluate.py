@@ -92,7 +92,7 @@ def sepin(f: Any, g: Any, *, views: str, seed: int) -> dict[str, Entry]:
     how |= {"temperature": 1.0, "weights": "mean", "rows": "unit length, not again after a feature is dropped"}
     loss = "rise of the contrastive loss between two views of the test images when the feature is dropped, in nats"
     found = {
-        f"sepin@{k}": _entry(
+        f"sepin@{k}": entry(
             metrics.sepin_at(values, k) if k <= len(values) else math.nan,
             f"mean of the {k} largest of: {loss}",
             k=k,
@@ -100,7 +100,7 @@ def sepin(f: Any, g: Any, *, views: str, seed: int) -> dict[str, Entry]:
         )
         for k in SEPIN_AT
     }
-    all_of_them = _entry(metrics.sepin_at(values, len(values)), f"mean over all features of: {loss}", **how)
+    all_of_them = entry(metrics.sepin_at(values, len(values)), f"mean over all features of: {loss}", **how)
     return found | {"sepin@all": all_of_them | {"each": _numbers(values)}}
 
 
@@ -125,13 +125,13 @@ def retrieval(
         "_hits": (whole["map_hits"], "the right ones among the k nearest"),
         "_relevant": (whole["map_relevant"], "R, the other samples of the query's class"),
     }
-    chance = _entry(
+    chance = entry(
         _chance_of_a_pair(test.labels), "share of right answers among random test samples, mean over queries"
     )
     each = {"features": sizes, "precision": _numbers([s["precision"] for s in sweep])}
     return {
-        f"precision@{k}": _entry(whole["precision"], precision, **how) | {"each": each},
-        **{f"map@{k}{name}": _entry(value, average + text, **how) for name, (value, text) in by.items()},
+        f"precision@{k}": entry(whole["precision"], precision, **how) | {"each": each},
+        **{f"map@{k}{name}": entry(value, average + text, **how) for name, (value, text) in by.items()},
         "precision_chance": chance,
     }
 
@@ -141,14 +141,14 @@ def spectrum(train: Features, test: Features) -> dict[str, Entry]:
     values = metrics.eigenvalues(test.z)
     used = metrics.activation_spectrum(train.z, absolute=True)
     return {
-        "eigenvalues_top": _entry(
+        "eigenvalues_top": entry(
             _share_of_largest(values, 10),
             "share of the 10 largest eigenvalues of the mean of z z^T over test samples, not centred, in their sum",
             largest=10,
         )
         | {"each": _numbers(_shares(values))},
-        "eigenvalues_90": _entry(_how_many(values, 0.9), "how many of the largest eigenvalues hold 90 % of their sum"),
-        "activations_90": _entry(
+        "eigenvalues_90": entry(_how_many(values, 0.9), "how many of the largest eigenvalues hold 90 % of their sum"),
+        "activations_90": entry(
             _how_many(used, 0.9),
             "how many of the most used features hold 90 % of the total expected activation (training samples)",
         )
@@ -162,7 +162,7 @@ def monosemanticity(z: Any, judge: np.ndarray, *, name: str, eps: float = 1e-5) 
     how = {"judge": name, "centred": True, "threshold": eps}
     counts = {"measured": found.measured, "single": found.single, "dead": found.dead}
     return {
-        "monosemanticity": _entry(
+        "monosemanticity": entry(
             found.mean,
             "cosine in the judge's backbone between two images of a feature, weighted by both activations, mean over "
             "features active on two images or more",
@@ -170,7 +170,7 @@ def monosemanticity(z: Any, judge: np.ndarray, *, name: str, eps: float = 1e-5) 
             **counts,
         )
         | {"each": _numbers(found.per_feature)},
-        "monosemanticity_baseline": _entry(
+        "monosemanticity_baseline": entry(
             found.baseline, "the same of a feature equally active on all test images", **how
         ),
     }
@@ -189,15 +189,13 @@ def identifiability(zs: Sequence[Any], *, names: Sequence[str], eps: float = 1e-
         key = f"identifiability_{similarity}"
         mean = f"{what} of matched features (one to one, live ones only), mean over features and pairs of runs"
         found |= {
-            key: _entry(stable.mean, mean, deviation_over_pairs=stable.std, **how)
+            key: entry(stable.mean, mean, deviation_over_pairs=stable.std, **how)
             | {"each": _numbers(stable.scores[0])},
-            f"{key}_shuffled": _entry(
-                stable.shuffled.mean, "the same when one run's images are in random order", **how
-            ),
-            f"{key}_rotated": _entry(
+            f"{key}_shuffled": entry(stable.shuffled.mean, "the same when one run's images are in random order", **how),
+            f"{key}_rotated": entry(
                 stable.rotated.mean, "the same when one run's features are randomly rotated", **how
             ),
-            f"{key}_share": _entry(
+            f"{key}_share": entry(
                 stable.share,
                 f"share of matched features with {what} above 0.5",
                 shuffled=stable.shuffled.share,
@@ -220,18 +218,18 @@ def factors(z: Any, table: np.ndarray, *, names: Sequence[str], seed: int = 0) -
     gap = "between the two best features for a factor, mean over factors"
     forests = "in forests that tell each factor from all features"
     return {
-        "mig": _entry(mig.score, f"gap of mutual information / entropy {gap}", bins=20, binning="width", **left_out)
+        "mig": entry(mig.score, f"gap of mutual information / entropy {gap}", bins=20, binning="width", **left_out)
         | {"each": by(mig.gaps)},
-        "sap": _entry(sap.score, f"gap of accuracy {gap}", bins=20, binning="width", seed=seed, **left_out)
+        "sap": entry(sap.score, f"gap of accuracy {gap}", bins=20, binning="width", seed=seed, **left_out)
         | {"each": by(sap.gaps)},
-        "dci_disentanglement": _entry(
+        "dci_disentanglement": entry(
             dci.disentanglement, f"how much a feature's importance {forests} is for one factor", seed=seed, **left_out
         ),
-        "dci_completeness": _entry(
+        "dci_completeness": entry(
             dci.completeness, f"how much a factor's importance {forests} is in one feature", seed=seed, **left_out
         )
         | {"each": by(dci.completeness_by_factor)},
-        "dci_informativeness": _entry(
+        "dci_informativeness": entry(
             dci.informativeness,
             "accuracy of these forests on held-out test samples, mean over factors",
             chance=float(dci.chance_by_factor.mean()),
@@ -246,41 +244,41 @@ def _unlabelled(train: Features, test: Features, *, eps: float) -> dict[str, Cal
     z, at = test.z, {"threshold": eps}
     width = z.shape[1]
     return {
-        "sparsity": lambda: _entry(
+        "sparsity": lambda: entry(
             metrics.sparsity(z, eps=eps), "share of features with |z| below the threshold, mean over test samples", **at
         ),
-        "active_per_sample": lambda: _entry(
+        "active_per_sample": lambda: entry(
             _mean(metrics.active_per_sample(z, eps=eps)),
             "number of features with |z| at or above the threshold, mean over test samples",
             **at,
         ),
-        "active_per_sample_median": lambda: _entry(
+        "active_per_sample_median": lambda: entry(
             _median(metrics.active_per_sample(z, eps=eps)),
             "number of features with |z| at or above the threshold, median over test samples",
             **at,
         ),
-        "orthogonality": lambda: _entry(
+        "orthogonality": lambda: entry(
             metrics.orthogonality(z, eps=eps),
             "mean |cosine| between the columns of different live features, not centred; 0 when orthogonal",
             **at,
         ),
-        "features": lambda: _entry(width, "number of features, the columns of z"),
-        "live_features": lambda: _entry(
+        "features": lambda: entry(width, "number of features, the columns of z"),
+        "live_features": lambda: entry(
             metrics.live_features(z, eps=eps),
             "number of features with |z| at or above the threshold on at least one test sample",
             **at,
         ),
-        "dead_features": lambda: _entry(
+        "dead_features": lambda: entry(
             width - metrics.live_features(z, eps=eps),
             "number of features with |z| below the threshold on every test sample",
             **at,
         ),
-        "zero_rows": lambda: _entry(metrics.zero_rows(z), "number of test samples whose features are all exactly zero"),
-        "effective_rank": lambda: _entry(
+        "zero_rows": lambda: entry(metrics.zero_rows(z), "number of test samples whose features are all exactly zero"),
+        "effective_rank": lambda: entry(
             metrics.effective_rank(z),
             "exp of the entropy of the singular values of z, scaled to sum to 1; not centred (Roy & Vetterli 2007)",
         ),
-        "expected_activation_top": lambda: _entry(
+        "expected_activation_top": lambda: entry(
             _share_of_largest(metrics.expected_activation(train.z, absolute=True), 10),
             "share of the total expected activation held by the 10 largest; expected activation is the mean over "
             "training samples of |z| / length of z",
@@ -292,27 +290,27 @@ def _unlabelled(train: Features, test: Features, *, eps: float) -> dict[str, Cal
 def _labelled(z: Any, labels: np.ndarray, *, eps: float, k: int) -> dict[str, Callable[[], Entry]]:
     at = {"threshold": eps}
     return {
-        "class_consistency": lambda: _entry(
+        "class_consistency": lambda: entry(
             metrics.class_consistency(z, labels, eps=eps),
             "share of the most frequent class among the samples a feature is active on, mean over live features",
             **at,
         ),
-        "class_consistency_weighted": lambda: _entry(
+        "class_consistency_weighted": lambda: entry(
             metrics.class_consistency(z, labels, eps=eps, weighted=True),
             "class consistency, features weighted by the number of samples they are active on",
             **at,
         ),
-        "chance": lambda: _entry(
+        "chance": lambda: entry(
             metrics.chance(labels), "share of the largest class: the class consistency of a feature that always fires"
         ),
-        "top10_consistency": lambda: _entry(
+        "top10_consistency": lambda: entry(
             metrics.top10_consistency(z, labels, k=k, eps=eps),
             "share of the most frequent class among the k samples of largest |z| (all active ones where fewer), "
             "mean over live features",
             k=k,
             **at,
         ),
-        "top10_chance": lambda: _entry(
+        "top10_chance": lambda: entry(
             metrics.top_k_chance(labels, k), "expected share of the most frequent class among k random samples", k=k
         ),
     }
@@ -326,7 +324,7 @@ def _probed(
 
     def linear(train_x: Any, test_x: Any, what: str) -> Entry:
         found = probes.linear_probe(train_x, y, test_x, answer, seed=seed, device=device)
-        return _entry(
+        return entry(
             found.accuracy,
             f"test accuracy of logistic regression on {what}, standardised; l2 chosen on a fifth of the training data",
             l2=found.l2,
@@ -338,7 +336,7 @@ def _probed(
     def nearest(train_x: Any, test_x: Any, what: str) -> Entry:
         neighbours, temperature = probes.default_k(len(y)), 0.1
         accuracy = probes.knn(train_x, y, test_x, answer, k=neighbours, temperature=temperature, device=device)
-        return _entry(
+        return entry(
             accuracy,
             f"test accuracy when the k nearest training samples by cosine of {what} vote with weight "
             "exp(cosine / temperature)",
@@ -354,7 +352,7 @@ def _probed(
     }
 
 
-def _entry(value: float, definition: str, **parameters: Any) -> Entry:
+def entry(value: float, definition: str, **parameters: Any) -> Entry:
     undefined = isinstance(value, float) and not math.isfinite(value)  # JSON has no nan
     return {"value": None if undefined else value, "definition": definition, **parameters}
 

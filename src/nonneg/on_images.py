@@ -18,7 +18,7 @@ from nonneg.data import Dataset, Files
 from nonneg.data.stream import in_order
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
-from nonneg.evaluate import Entry
+from nonneg.evaluate import Entry, entry
 from nonneg.features import Features
 
 BATCH = 500
@@ -125,9 +125,9 @@ def corrupted(
         name: {"mean": round(float(row.mean()), 6), "severity": [round(float(v), 6) for v in row]}
         for name, row in zip(corruptions.NAMES, share, strict=True)
     }
-    found = {"corruption_accuracy": _entry(share.mean(), text.format("15 corruptions"), **how) | {"each": each}}
+    found = {"corruption_accuracy": entry(share.mean(), text.format("15 corruptions"), **how) | {"each": each}}
     for kind, which in KINDS.items():
-        found[f"corruption_{kind}"] = _entry(share[which].mean(), text.format(f"the {kind} corruptions"), **how)
+        found[f"corruption_{kind}"] = entry(share[which].mean(), text.format(f"the {kind} corruptions"), **how)
     return found
 
 
@@ -188,7 +188,7 @@ def out_of_distribution(
         right, total = right + int(probe.right(h, y)), total + len(y)
     text = "accuracy of logistic regression on h, trained on clean images, on the images of another folder"
     return {
-        f"ood_{place.name}": _entry(
+        f"ood_{place.name}": entry(
             right / total, text, images=total, classes=place.classes, clean=probe.clean, l2=probe.l2
         )
     }
@@ -207,7 +207,7 @@ def probed(
     what = "the model fine-tuned with a linear classifier" if tune else "a linear classifier on the frozen model's"
     where = {"h": "backbone outputs h", "z": "features z"}
     return {
-        f"{'tune' if tune else 'probe'}_{place}": _entry(
+        f"{'tune' if tune else 'probe'}_{place}": entry(
             one.accuracy,
             f"test accuracy of {what}{' on' if tune else ''} {where[place]}, trained on random crops and flips",
             train_accuracy=one.train_accuracy,
@@ -219,10 +219,6 @@ def probed(
         )
         for place, one in found.items()
     }
-
-
-def _entry(value: float, definition: str, **parameters: Any) -> Entry:
-    return {"value": float(value), "definition": definition, **parameters}
 
 
 def _list(names: list[str], most: int = 20) -> str:
