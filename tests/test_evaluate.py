@@ -5,6 +5,7 @@ N images, D features, C classes.
 
 import json
 import math
+import multiprocessing
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,7 @@ from nonneg import (
     evaluate,
     features,
     figures,
+    files,
     finetune,
     on_images,
     probes,
@@ -352,6 +354,39 @@ def test_features_of_another_model_are_made_again_and_old_measures_go(
     assert "eigenvalues_top" not in strict_json(a / "metrics.json") and not (a / "plots" / "spectra.png").exists()
     assert after["sepin@1"] == evaluated(capsys, b, "--only", "sepin")[1]["sepin@1"]
     assert "sparsity" in workflow.measures(a)  # what compare and report need is measured when they ask
+
+
+def evaluate_beside_another(folder: Path, group: str, both: Any) -> None:
+    """In a process of its own: measure a group after both have read what was there, then count to 100 together."""
+    take = workflow._attempt
+
+    def when_both_are_here(*args: Any) -> Any:
+        both.wait(timeout=60)
+        return take(*args)
+
+    workflow._attempt = when_both_are_here
+    workflow.evaluate(folder, asked=Asked(only=(group,)))
+    for _ in range(100):
+        with files.locked(folder):
+            count = folder / "count"
+            count.write_text(str(int(count.read_text()) + 1))
+
+
+def test_two_evaluations_at_the_same_moment_keep_each_others_entries_and_plots(copied: Path) -> None:
+    a = copied / "a"
+    workflow.evaluate(a, asked=Asked(only=("sepin",)))
+    (a / "count").write_text("0")
+    here = multiprocessing.get_context("spawn")
+    both = here.Barrier(2)
+    processes = [here.Process(target=evaluate_beside_another, args=(a, g, both)) for g in ("spectrum", "retrieval")]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert {"sparsity", "sepin@1", "eigenvalues_top", "precision@10"} <= strict_json(a / "metrics.json").keys()
+    assert {path.stem for path in (a / "plots").iterdir()} >= {"sepin", "spectra", "retrieval"}
+    assert (a / "count").read_text() == "200"
 
 
 @pytest.mark.parametrize(
