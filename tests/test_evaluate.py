@@ -22,12 +22,12 @@ from sklearn.neighbors import NearestNeighbors
 from nonneg import (
     augment,
     backbones,
+    charts,
     cli,
     corruptions,
     data,
     evaluate,
     features,
-    figures,
     files,
     finetune,
     on_images,
@@ -309,7 +309,7 @@ def test_all_of_a_run_with_every_group_its_data_allow(
     assert len(stored["identifiability_cosine"]["each"]) == len(stored["sepin@all"]["each"]) == 16
     assert all(e["definition"] for e in stored.values())
     assert {k: e["value"] for k, e in stored.items()} == {k: v for k, v in found.items() if k in stored}
-    assert {Path(p).stem for p in found["plots"]} == figures.PLOTS.keys() - {"factors"}
+    assert {Path(p).stem for p in found["plots"]} == charts.PLOTS.keys() - {"factors"}
     for path in found["plots"]:
         with Image.open(path) as picture:
             assert picture.width > 500
@@ -529,4 +529,4 @@ def test_any_number_of_runs_stand_side_by_side(capsys: pytest.CaptureFixture[str
 
 
 def test_plots_are_left_out_where_nothing_was_measured() -> None:
-    assert {name: draw({}, "#000000") for name, draw in figures.PLOTS.items()} == dict.fromkeys(figures.PLOTS)
+    assert {name: draw({}, "#000000") for name, draw in charts.PLOTS.items()} == dict.fromkeys(charts.PLOTS)

@@ -46,11 +46,12 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
     "run": {"engine", "augment", "backbones", "data", "losses", "maps", "optim", "encoder", *BASE},
     "rundir": {"__init__", "data", "run", *BASE},
     "train": {"augment", "data", "encoder", "engine", "optim", "run", "rundir", *BASE},
-    "figures": {"data", "features", "metrics", "errors"},
+    "canvas": set(),
+    "figures": {"canvas", "data", "features", "metrics", "errors"},
     "report": {"figures", "metrics", "features", *BASE},
     "finetune": {"augment", "backbones", "data", "encoder", "engine", "optim", *BASE},
     "experiments": {"augment", "backbones", "data", "finetune", "maps", "optim", "run", *BASE},
-    "charts": {"figures"},
+    "charts": {"canvas", "figures"},
     "analyses": {
         "augment",
         "charts",
@@ -89,6 +90,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         *BASE,
     },
     "workflow": {
+        "charts",
         "engine",
         "data",
         "encoder",

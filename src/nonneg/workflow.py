@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from nonneg import (
+    charts,
     encoder,
     engine,
     features,
@@ -424,8 +425,8 @@ def add_entries(folder: Path, found: dict[str, Entry]) -> None:
 
 def _write_plots(folder: Path, measured: dict[str, Entry], z: Any) -> list[Path]:
     """A picture for each group that has one; those of groups no longer measured go."""
-    colour = figures.SIGNED_RUNS[0] if (z.data < 0).any() else figures.NONNEG_RUNS[0]
-    drawn = {folder / "plots" / f"{name}.png": draw(measured, colour) for name, draw in figures.PLOTS.items()}
+    colour = charts.CL if (z.data < 0).any() else charts.NCL
+    drawn = {folder / "plots" / f"{name}.png": draw(measured, colour) for name, draw in charts.PLOTS.items()}
     for path, picture in drawn.items():
         if picture is None:
             path.unlink(missing_ok=True)
