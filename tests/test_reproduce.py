@@ -291,35 +291,69 @@ def test_the_commit_is_unknown_outside_a_clone(tmp_path: Path, monkeypatch: pyte
 # --- kept features -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [200, 300])
-@pytest.mark.parametrize("kind", ["sparse", "dense", "signed and sparse", "signed and dense"])
-def test_kept_features_come_back_within_half_a_quantum(tmp_path: Path, kind: str, width: int) -> None:
+def some_features(kind: str, *, n: int = 400, width: int = 200) -> np.ndarray:
     rng = np.random.default_rng(0)
-    z = rng.gamma(0.5, size=(400, width)).astype(np.float32) * rng.uniform(1e-3, 30, width).astype(np.float32)
+    z = rng.gamma(0.5, size=(n, width)).astype(np.float32) * rng.uniform(1e-3, 30, width).astype(np.float32)
     if "signed" in kind:
         z *= rng.choice([-1, 1], z.shape)
     if "sparse" in kind:
         z[rng.random(z.shape) < 0.9] = 0
         z[:, 7] = 0  # a dead feature
+        z[4:, 9] = 0  # active on four images at most
         z[3, 5] = 1e-9  # tiny, but not zero
-    labels = rng.integers(0, 300, 400)
+    return z
+
+
+@pytest.mark.parametrize("width", [200, 301])
+@pytest.mark.parametrize("kind", ["sparse", "dense", "signed and sparse", "signed and dense"])
+def test_kept_features_come_back_as_the_middle_of_their_cell(tmp_path: Path, kind: str, width: int) -> None:
+    z = some_features(kind, n=61, width=width)
+    labels = np.random.default_rng(1).integers(0, 300, len(z))
     (tmp_path / "z.npz").write_bytes(pack(sp.csr_array(z), labels))
     kept = kept_features.load(tmp_path / "z.npz")
-    error, back = np.abs(kept.z.toarray() - z), kept.z.toarray()
-    quantum = np.abs(z).max(0) / (128 if "signed" in kind else 256)
-    assert np.allclose(kept.quantum[quantum > 0], quantum[quantum > 0], rtol=1e-6)
-    assert (error <= 0.5 * quantum * (1 + 1e-3) + 1e-12).all() and (error > 0.4 * quantum).any()
-    if "sparse" in kind:
-        assert ((back != 0) == (z != 0)).all()
+    back, levels, wanted = kept.z.toarray(), 8 if "signed" in kind else 16, np.zeros_like(z)
+    for d in range(width):
+        largest = np.abs(z[:, d]).max()
+        first = [
+            i for i in sorted(range(len(z)), key=lambda i, d=d: -abs(z[i, d]))[:10] if abs(z[i, d]) > 1e-4 * largest
+        ]
+        for i in np.flatnonzero(z[:, d]):
+            cell = min(int(levels * (abs(z[i, d]) / largest) ** 0.5), levels - 1)
+            middle = min(((cell + 0.5) / levels) ** 2 * largest, abs(z[first[-1], d]))
+            wanted[i, d] = z[i, d] if i in first else np.copysign(middle, z[i, d])
+    assert np.allclose(back, wanted, rtol=1e-3, atol=0)
+    assert (np.sign(back) == np.sign(z)).all()
     assert kept.labels is not None and (kept.labels == labels).all() and kept.labels.dtype == np.int64
+    assert pack(sp.csr_array(z), labels) == pack(sp.csr_array(z), labels)
 
 
-def test_sparse_features_take_two_bytes_a_value_at_most(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["sparse", "signed and dense"])
+def test_features_kept_in_8_bits_still_load(tmp_path: Path, kind: str) -> None:
+    z, signed = some_features(kind), "signed" in kind
+    quantum = (np.abs(z).max(0) / (128 if signed else 256)).clip(1e-30).astype(np.float32)
+    low, high, byte = (-128, 127, np.int8) if signed else (0, 255, np.uint8)
+    cells, csr = np.floor(z / quantum).clip(low, high).astype(byte), sp.csr_array(z)
+    where = {} if signed else {"indices": csr.indices.astype(np.uint8), "indptr": csr.indptr.astype(np.int32)}
+    cells = cells if signed else cells[z != 0]
+    np.savez_compressed(tmp_path / "z.npz", cells=cells, quantum=quantum, shape=np.array(z.shape), **where)
+    kept = kept_features.load(tmp_path / "z.npz")
+    assert (np.abs(kept.z.toarray() - z) <= 0.5 * quantum * (1 + 1e-3)).all() and kept.labels is None
+    assert ((kept.z.toarray() != 0) == (z != 0)).all()
+
+
+def test_sparse_features_take_a_byte_and_a_half_a_value_and_what_is_damaged_is_told(tmp_path: Path) -> None:
     z = np.random.default_rng(0).gamma(0.5, size=(2000, 256)).astype(np.float32)
     z[np.random.default_rng(1).random(z.shape) < 0.95] = 0
-    assert len(pack(sp.csr_array(z), None)) < 2 * np.count_nonzero(z) + 4 * 2000 + 4 * 256 + 2000
-    (tmp_path / "z.npz").write_bytes(b"PK not really")
-    with pytest.raises(BadInput, match="damaged"):
+    packed = pack(sp.csr_array(z), None)
+    assert len(packed) < 1.5 * np.count_nonzero(z) + 6 * 10 * 256 + 4 * 256 + 2000 + 2000
+    for content in (b"PK not really", packed[:-50], packed[:1000] + bytes(500) + packed[1500:]):
+        (tmp_path / "z.npz").write_bytes(content)
+        with pytest.raises(BadInput, match="damaged"):
+            kept_features.load(tmp_path / "z.npz")
+    (tmp_path / "z.npz").write_bytes(pack(z[:3, :2] + 1, None))
+    with np.load(tmp_path / "z.npz") as f:
+        np.savez(tmp_path / "z.npz", **{**f, "cells": f["cells"][:1]})
+    with pytest.raises(BadInput, match="do not hold 6 values"):
         kept_features.load(tmp_path / "z.npz")
     with pytest.raises(BadInput, match="does not exist"):
         kept_features.load(tmp_path / "none.npz")

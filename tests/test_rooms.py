@@ -48,7 +48,8 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
     "loop": {"data", "engine", "rundir", *BASE},
     "steps": {"augment", "engine", "loop", "optim", "run", *BASE},
     "train": {"data", "encoder", "loop", "run", "rundir", "steps", *BASE},
-    "figures": {"data", "features", "metrics", "errors"},
+    "canvas": set(),
+    "figures": {"canvas", "data", "features", "metrics", "errors"},
     "report": {"figures", "metrics", "features", *BASE},
     "finetune": {
         "augment",
@@ -63,7 +64,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         *BASE,
     },
     "experiments": {"augment", "backbones", "data", "finetune", "maps", "optim", "run", *BASE},
-    "charts": {"figures"},
+    "charts": {"canvas", "figures"},
     "analyses": {
         "augment",
         "charts",
@@ -103,6 +104,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         *BASE,
     },
     "workflow": {
+        "charts",
         "engine",
         "data",
         "encoder",

@@ -4,7 +4,6 @@ N images, D features. Results are lines in RESULTS/EXPERIMENT.jsonl, one a run, 
 folders (large, not for a repository) are RUNS/EXPERIMENT/RUN. Whatever is there already is not done again.
 """
 
-import fcntl
 import io
 import json
 import os
@@ -330,13 +329,9 @@ def _done(line: dict[str, Any] | None, experiment: Experiment, folder: Path) -> 
 def _put(path: Path, line: dict[str, Any]) -> None:
     """The file again with this run's line, new or in place of its old one, so that it is never half written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # another reproduction may add to the same file
+    with files.locked(path.parent):  # another reproduction may add to the same file
         lines = {**_read_lines(path), line["name"]: line}
         files.write_text(path, "".join(f"{json.dumps(value, allow_nan=False)}\n" for value in lines.values()))
-    finally:
-        os.close(folder)
 
 
 # One run
@@ -406,7 +401,7 @@ def evaluate(
     """Every measure by name, shares as shares, all so far after each stage; defined in the folder's metrics.json."""
     device = run.torch_device()
     measured = measure(train[1], test[1], device=device)
-    files.write_json(folder / "metrics.json", measured)
+    workflow.add_entries(folder, measured)
     numbers = {k: entry["value"] for k, entry in measured.items() if entry["value"] is not None}
     numbers |= activity(test[1].z)
     how = {"seed": run.seed, "device": device, "mode": run.mode, "precision": run.precision}
