@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from PIL import Image
 
 from nonneg import augment, backbones, data, files, loop, rundir, train
 from nonneg.data import Dataset, Files
+from nonneg.data.memory import free_bytes
 from nonneg.data.stream import RING, Decoders, Source, in_order, replace_unreadable
 from nonneg.errors import BadInput
 from nonneg.features import extract
@@ -99,6 +101,38 @@ def test_the_limit_is_in_bytes_of_pixels(root: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("NONNEG_RESIDENT_GB", wrong)
         with pytest.raises(BadInput, match=f"NONNEG_RESIDENT_GB is '{wrong}'"):
             data.folder(root=root)
+
+
+def test_without_a_limit_half_of_the_free_memory_is_the_limit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NONNEG_RESIDENT_GB", raising=False)
+    where, needed, prints = sys.modules["nonneg.data.folder"], 40 * 3 * 16 * 16, []
+    monkeypatch.setattr(where, "HASHED_GB", 0.0)
+    for free, kind in ((2 * needed, torch.Tensor), (2 * needed - 2, Files)):
+        monkeypatch.setattr(where, "free_bytes", lambda free=free: free)
+        found = data.folder(root=root, image_size=16)
+        assert isinstance(found.images, kind)
+        prints.append((found.fingerprint(), found.subset([3, 1]).fingerprint()))
+    assert prints[0] == prints[1]  # a run may be resumed where memory is short
+    monkeypatch.setattr(where, "HASHED_GB", 2.0)
+    assert isinstance(data.folder(root=root, image_size=16).images, torch.Tensor)  # however little is free
+
+
+def test_free_memory_is_the_machines_or_what_its_container_leaves(tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert free_bytes(tmp_path) == 4 * 2**30  # the system does not say
+    write("proc/meminfo", "MemTotal:  9000 kB\nMemAvailable:  5000 kB\n")
+    assert free_bytes(tmp_path) == 5000 * 1024
+    write("sys/fs/cgroup/memory.max", "max\n")
+    write("sys/fs/cgroup/memory.stat", "anon 1000\nfile 4000000\n")
+    assert free_bytes(tmp_path) == 5000 * 1024
+    write("sys/fs/cgroup/memory.max", "3000000\n")
+    assert free_bytes(tmp_path) == 3000000 - 1000  # what files are cached can be dropped
+    write("sys/fs/cgroup/memory.stat", "anon 4000000\n")
+    assert free_bytes(tmp_path) == 0
+    assert 0 < free_bytes() < 2**50
 
 
 def test_what_is_no_picture_is_skipped_with_the_same_words(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

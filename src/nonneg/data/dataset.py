@@ -26,6 +26,7 @@ class Dataset:
     classes: list[str] | None
     ids: list[str] = field(repr=False)  # a path relative to the root, or the index as text
     skipped: list[str] = field(default_factory=list)  # "name: reason"
+    lengths: list[int] | None = field(default=None, repr=False)  # bytes of each file, of a set too large to be hashed
 
     def __post_init__(self) -> None:
         check_images(self.name, self.images)
@@ -45,11 +46,13 @@ class Dataset:
         return self.images.shape[-1]
 
     def fingerprint(self) -> str:
-        """The first 16 hex digits of sha256(shape, images, labels); of images on disk only names and lengths count."""
+        """The first 16 hex digits of sha256(shape, images, labels); of many files only names and lengths count."""
         digest = hashlib.sha256(f"{tuple(self.images.shape)}".encode())
-        if isinstance(self.images, Files):
-            digest.update(f"{list(zip(self.ids, self.images.lengths, strict=True))}".encode())
+        lengths = self.images.lengths if isinstance(self.images, Files) else self.lengths
+        if lengths is not None:
+            digest.update(f"{list(zip(self.ids, lengths, strict=True))}".encode())
         else:
+            assert isinstance(self.images, Tensor)
             digest.update(self.images.cpu().contiguous().numpy().data)
         if self.labels is not None:
             digest.update(b"labels")
@@ -82,6 +85,7 @@ class Dataset:
             images=images.subset(which) if isinstance(images, Files) else images[chosen.to(images.device)],
             labels=None if self.labels is None else self.labels[chosen.to(self.labels.device)],
             ids=[self.ids[i] for i in which],
+            lengths=self.lengths and [self.lengths[i] for i in which],
         )
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from nonneg.data.dataset import Dataset
+from nonneg.data.memory import free_bytes
 from nonneg.data.pictures import EXTENSIONS, MANY, strictly_sized, try_read
 from nonneg.data.splits import check, hold_out
 from nonneg.data.stream import Files, number
@@ -24,7 +25,7 @@ from nonneg.errors import BadInput
 from nonneg.progress import track
 
 SIZE = 64
-RESIDENT_GB = 2.0  # GiB of pixels; beyond it a split stays on disk
+HASHED_GB = 2.0  # GiB of pixels that are always held in memory, and known by their bytes; more, by their files' lengths
 TRAIN_NAMES = ("train",)
 TEST_NAMES = ("test", "val", "valid", "validation")  # the first of these that is there is the test split
 
@@ -55,15 +56,16 @@ def folder(
     `train/` beside `test/` (or `val/`, `valid/`, `validation/`) are the splits; otherwise a fifth of the files, chosen
     by a hash of their paths, is test. What cannot be used is listed in `skipped`; with `strict` it is an error.
 
-    A split of more than 2 GiB of pixels (or $NONNEG_RESIDENT_GB) stays on disk, as `Files`: its pictures are only
-    opened here, and decoded anew each time they are used.
+    A split whose pixels take more than 2 GiB and than half of the free memory (or than $NONNEG_RESIDENT_GB) stays on
+    disk, as `Files`: its pictures are only opened here, and decoded anew each time they are used.
     """
     check(split, image_size)
     root = existing_folder(root)
     parts, skipped = list_splits(root)
     refuse(skipped if strict else [], root)
     size, other = image_size or SIZE, "test" if split == "train" else "train"
-    read = decode if len(parts[split].pictures) * 3 * size**2 <= resident_bytes() else inspect
+    pixels = len(parts[split].pictures) * 3 * size**2
+    read = decode if pixels <= resident_bytes() else inspect
     with strictly_sized():
         images, good, bad = read(parts[split].pictures, size, root, strict=strict)
         usable = {p.label for p in good}
@@ -85,6 +87,7 @@ def folder(
         classes=classes if labels else None,
         ids=[p.id for p in good],
         skipped=skipped,
+        lengths=[p.path.stat().st_size for p in good] if pixels > HASHED_GB * 2**30 else None,
     )
 
 
@@ -183,7 +186,7 @@ def list_splits(root: Path) -> tuple[dict[str, Listing], list[str]]:
 
 def resident_bytes() -> float:
     """How many bytes of pixels are held in memory at most."""
-    return number("NONNEG_RESIDENT_GB", RESIDENT_GB) * 2**30
+    return number("NONNEG_RESIDENT_GB", max(HASHED_GB, free_bytes() / 2 / 2**30)) * 2**30
 
 
 def decode(pictures: list[Picture], size: int, root: Path, *, strict: bool) -> tuple[Tensor, list[Picture], list[str]]:
