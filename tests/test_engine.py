@@ -81,7 +81,7 @@ def images() -> data.Dataset:
     return data.digits(split="train", image_size=32)
 
 
-# Warm-up and AdamW: weights off by a millionth change fifty losses by 0.0006, off by a thousandth by 0.003. With LARS at
+# Warm-up and AdamW: weights off by a millionth change fifty losses by 0.0006, by a thousandth 0.003. With LARS at
 # lr 0.4 and no warm-up it is 0.4 for both, on one CPU: no comparison could tell right from wrong.
 RUN = replace(
     DIGITS,
