@@ -32,7 +32,7 @@ def two_views(run: Run, s: State, steps_per_epoch: int) -> Callable[[], None]:
     """
     n, device = run.batch_size, s.order.device
     mode, precision = engine.choose(run.mode, run.precision, device)
-    fuse = engine.fuser(mode)
+    fuse, takes_labels = engine.fuser(mode), run.loss_takes_labels
     total, warmup = run.epochs * steps_per_epoch, min(run.warmup_epochs, run.epochs - 1) * steps_per_epoch
     peak = run.lr * n / 256
 
@@ -41,7 +41,7 @@ def two_views(run: Run, s: State, steps_per_epoch: int) -> Callable[[], None]:
         x = batch["images"]
         x = x if len(x) == 2 * n else torch.cat([x, x])  # partners, or the same images again
         views = run.augment(x, noise).contiguous(memory_format=torch.channels_last)
-        return views, (batch["labels"][:n],) if run.loss_takes_labels else ()
+        return views, (batch["labels"][:n],) if takes_labels else ()
 
     def forward(views: Tensor, labels: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
