@@ -168,6 +168,33 @@ def sepin(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> bytes:
     return png_bytes(figure)
 
 
+def class_spectra(panels: Mapping[str, Mapping[str, Mapping[str, Any]]], *, classes: int) -> bytes:
+    """The largest expected activations and eigenvalues, a row of panels for each data set; the dotted line is at C."""
+    texts = {
+        "activations": ("features", "expected |activation|"),
+        "eigenvalues": ("directions", "share of eigenvalues"),
+    }
+    figure, grid = _panels(2, len(panels), width=430, height=300)
+    for row, (name, runs) in zip(grid, panels.items(), strict=True):
+        for axes, (key, (over, text)) in zip(row, texts.items(), strict=True):
+            for run, found in runs.items():
+                y = np.asarray(found[key], float)
+                y = np.where(y > 1e-6, y, np.nan) if key == "eigenvalues" else y  # below it is rounding
+                dash = (0, (4, 2)) if "multi" in run else "-"
+                colour = NCL if run.startswith("NCL") else CL
+                axes.plot(np.arange(1, len(y) + 1), y, linestyle=dash, color=colour, linewidth=1.6, label=run)
+            axes.axvline(classes + 0.5, color=INK, linewidth=0.9, linestyle=":")
+            axes.set_xlabel(f"{over}, largest first; dotted: after {classes}")
+            axes.set_ylabel(text)
+            _title(axes, name)
+        row[0].set_ylim(bottom=0)
+        row[1].set_yscale("log")
+        row[1].set_ylim(1e-6, 1)
+        row[1].minorticks_off()
+        row[0].legend(fontsize=7.5, frameon=False, labelcolor=INK, loc="upper right")
+    return png_bytes(figure)
+
+
 def robustness(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
     """Accuracy under each corruption, mean over severities, with the clean accuracy as a line; one panel a data set."""
     figure, grid = _panels(1, len(panels), width=860, height=330)

@@ -1,5 +1,6 @@
 """Run: everything a training run depends on, as one frozen value. It holds functions; text is for files only."""
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -42,14 +43,16 @@ class Run:
 
     map: Annotated[Callable[[Tensor], Tensor], names.flag(ROLES["map"])] = maps.rep_relu
     """identity is plain contrastive learning; relu, rep_relu, softplus, sigmoid, exp make features non-negative."""
-    loss: Annotated[Callable[[Tensor, Tensor], Tensor], names.flag(ROLES["loss"])] = losses.info_nce
-    """The loss and its knobs, as in info_nce:temperature=0.05."""
+    loss: Annotated[Callable[..., Tensor], names.flag(ROLES["loss"])] = losses.info_nce
+    """The loss and its knobs, as in info_nce:temperature=0.05; supcon needs labels."""
     backbone: Annotated[Callable[[int], nn.Module], names.flag(ROLES["backbone"])] = backbones.resnet18
     """resnet18, resnet34, resnet50 (knobs stem=small|imagenet, pad=1|2), small_net, or timm:NAME."""
     projector: tuple[int, ...] = (2048, 256)
     """Widths of the projector's layers; the last is the number of features."""
     augment: Annotated[Callable[[Tensor, Tensor], Tensor], names.flag(ROLES["augment"])] = augment.simclr
     """How two views are made: simclr (the paper's), gentle (for digits), crop_flip, none."""
+    positives: Literal["views", "class"] = "views"
+    """What is to be alike: two views of one image, or views of two images of one class (needs labels)."""
 
     optimizer: Annotated[Callable[..., Optimizer], names.flag(ROLES["optimizer"])] = optim.lars
     """lars (the paper's), sgd or adamw."""
@@ -88,6 +91,11 @@ class Run:
             )
         if any(width < 1 for width in self.projector):
             raise BadInput(f"--projector widths must be at least 1 (got {self.projector})")
+
+    @property
+    def loss_takes_labels(self) -> bool:
+        """Whether the loss is one of (z1, z2, labels): its signature says so."""
+        return "labels" in inspect.signature(self.loss).parameters
 
     def load(self, split: str) -> Dataset:
         """One split of this run's data."""
