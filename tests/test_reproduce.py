@@ -73,7 +73,16 @@ def find(rows: list[Row], measure: str, method: str) -> Row:
 
 
 def test_every_experiment_is_found_by_its_file_and_declares_sound_runs() -> None:
-    assert experiments.names() == ["cifar10", "cifar100", "imagenet100", "maps", "sprites", "supcon", "wide"]
+    assert experiments.names() == [
+        "cifar10",
+        "cifar100",
+        "imagenet100",
+        "maps",
+        "spectral",
+        "sprites",
+        "supcon",
+        "wide",
+    ]
     for name in experiments.names():
         e = experiments.find(name)
         assert isinstance(e, Experiment) and all(f"-s{run.seed}" in run_name for run_name, run in e.runs.items())
@@ -102,6 +111,28 @@ def test_the_declared_recipes_are_the_papers() -> None:
     assert on_digits == {"identity", "relu", "rep_relu", "softplus", "sigmoid", "exp"}
     assert {run.epochs for name, run in maps.items() if name.startswith("cifar10-50-")} == {50}
     assert maps["cifar10-rep_relu-s0"] == cifar10.RUNS["ncl-s0"]  # which is why it may be borrowed
+
+
+def test_the_spectral_trio_differs_in_map_and_penalty_and_only_cifar_is_probed(cifar: Path, tmp_path: Path) -> None:
+    runs = experiments.find("spectral").runs
+    for place in ("", "digits-"):
+        told = {k: runs[f"{place}{k}-s0"].to_json() for k in ("cl", "l1", "ncl")}
+        assert [(v["map"], v["loss"]) for v in told.values()] == [
+            ("identity", "spectral"),
+            ("identity", "spectral:l1=0.01"),
+            ("rep_relu", "spectral"),
+        ]
+        assert {k for v in told.values() for k in v if v[k] != told["cl"][k]} == {"map", "loss"}
+    rows = go(tmp_path, cifar, "spectral", only=["ncl-s0", "digits-ncl-s0"])
+    on_cifar, on_digits = lines(tmp_path, "spectral-1epochs")
+    assert on_cifar["name"] == "ncl-s0" and {"probe_h", "probe_z"} <= on_cifar["measures"].keys()
+    assert on_digits["name"] == "digits-ncl-s0" and "probe_h" not in on_digits["measures"]
+    shown = {(r.measure, r.method): r.ours for r in rows}
+    assert shown["linear probe", "NCL, CIFAR-10"] == pytest.approx(100 * on_cifar["measures"]["probe_h"])
+    assert ("linear probe", "NCL, digits") not in shown  # it is not a measure of that run
+    assert shown["linear probe", "SCL, CIFAR-10"] is None  # it is, and was not run
+    again = go(tmp_path, cifar, "spectral", only=["ncl-s0", "digits-ncl-s0"])
+    assert again == rows and len(lines(tmp_path, "spectral-1epochs")) == 2
 
 
 # --- end to end on CIFAR's layout --------------------------------------------------------------------------------

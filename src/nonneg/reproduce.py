@@ -39,7 +39,7 @@ from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput, unknown
 from nonneg.evaluate import measure
-from nonneg.experiments import MEASURES, Experiment, method_of
+from nonneg.experiments import MEASURES, Experiment, begins, method_of
 from nonneg.features import Features
 from nonneg.figures import Column
 from nonneg.loop import Interrupted
@@ -152,11 +152,11 @@ def analyse(
     analysis, path = analyses.find(name), results / f"{name}.jsonl"
     known = {f"{of}-{run_name}" for of in analysis.of for run_name in experiments.find(of).runs}
     for wanted in only:
-        if not any(_begins(run_name, wanted) for run_name in known):
+        if not any(begins(run_name, wanted) for run_name in known):
             raise unknown("group of runs", wanted, {*analysis.of, *(method_of(run_name) for run_name in known)})
     subjects = {of: _trained_runs(of, runs, data_root, device) for of in analysis.of}
     groups = {(of, g): mine for of, there in subjects.items() for g, mine in analysis.group(list(there)).items()}
-    groups = {key: v for key, v in groups.items() if not only or any(_begins("-".join(key), w) for w in only)}
+    groups = {key: v for key, v in groups.items() if not only or any(begins("-".join(key), w) for w in only)}
     if not report_only:
         if not groups:
             raise BadInput(
@@ -187,7 +187,7 @@ def analyse(
         _write_figure(results / "figures" / f"{name}.png", picture)
     if not report_only:
         files.write_text(results / f"{name}.md", as_markdown(_analysis_table(analysis, lines)))
-    chosen = {k: v for k, v in lines.items() if not only or any(_begins(k, wanted) for wanted in only)}
+    chosen = {k: v for k, v in lines.items() if not only or any(begins(k, wanted) for wanted in only)}
     return _analysis_table(analysis, chosen)
 
 
@@ -231,6 +231,8 @@ def table(name: str, experiment: Experiment, results: Path) -> list[Row]:
         for method, called in experiment.methods.items():
             mine = [line["measures"].get(key) for run_name, line in done.items() if method_of(run_name) == method]
             values = [scale * v for v in mine if v is not None]
+            if mine and not values and (key, method) not in experiment.paper:
+                continue  # not a measure of these runs
             rows.append(
                 Row(
                     measure=text,
@@ -264,19 +266,15 @@ def as_markdown(rows: Sequence[Row]) -> str:
 def _chosen(experiment: Experiment, only: Sequence[str], seeds: int | None) -> list[str]:
     """The runs that `only` and `seeds` leave, in the order of the declaration."""
     for wanted in only:
-        if not any(_begins(name, wanted) for name in experiment.runs):
+        if not any(begins(name, wanted) for name in experiment.runs):
             raise unknown("run", wanted, {*experiment.runs, *experiment.methods})
     if seeds is not None and seeds < 1:
         raise BadInput(f"--seeds is {seeds}: give at least 1")
     return [
         name
         for name, run in experiment.runs.items()
-        if (not only or any(_begins(name, wanted) for wanted in only)) and (seeds is None or run.seed < seeds)
+        if (not only or any(begins(name, wanted) for wanted in only)) and (seeds is None or run.seed < seeds)
     ]
-
-
-def _begins(name: str, wanted: str) -> bool:
-    return name == wanted or name.startswith(f"{wanted}-")
 
 
 def _shortened(experiment: Experiment, epochs: int) -> Experiment:
@@ -402,6 +400,8 @@ def evaluate(
 ) -> Iterator[dict[str, Any]]:
     """Every measure by name, shares as shares, all so far after each stage; defined in the folder's metrics.json."""
     device = run.torch_device()
+    if any(begins(folder.name, wanted) for wanted in experiment.unprobed):
+        experiment = replace(experiment, probe=None, tune=None)
     measured = measure(train[1], test[1], device=device)
     workflow.add_entries(folder, measured)
     numbers = {k: entry["value"] for k, entry in measured.items() if entry["value"] is not None}

@@ -77,6 +77,7 @@ class Experiment:
     paper: dict[tuple[str, str], float]
     probe: partial[dict[str, ProbeRun]] | None = PROBE
     tune: partial[dict[str, ProbeRun]] | None = TUNE
+    unprobed: tuple[str, ...] = ()  # beginnings of names of runs that are neither probed nor tuned
     show: tuple[str, ...] = ()  # runs that the report and the figure put side by side
     borrowed: dict[str, tuple[str, str]] = field(default_factory=dict)  # run -> (experiment, run) that is the same
     prepare: Callable[[Path | None, Path, Path | None], Path | None] = as_given  # (data root, work, classes) -> root
@@ -89,6 +90,11 @@ class Experiment:
         assert not stray, f"runs without a method: {stray}"
         assert all(k in self.table and m in self.methods for k, m in self.paper), "a paper cell outside the table"
         assert {*self.show, *self.borrowed} <= self.runs.keys() and MEASURES.keys() >= set(self.table)
+
+
+def begins(name: str, wanted: str) -> bool:
+    """Whether a run is named `wanted`, or its name begins with that word."""
+    return name == wanted or name.startswith(f"{wanted}-")
 
 
 def method_of(name: str) -> str:
