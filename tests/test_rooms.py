@@ -50,7 +50,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
     "figures": {"canvas", "data", "features", "metrics", "errors"},
     "report": {"figures", "metrics", "features", *BASE},
     "finetune": {"augment", "backbones", "data", "encoder", "engine", "optim", *BASE},
-    "experiments": {"augment", "backbones", "data", "finetune", "maps", "optim", "run", *BASE},
+    "experiments": {"augment", "backbones", "data", "finetune", "losses", "maps", "optim", "run", *BASE},
     "charts": {"canvas", "figures"},
     "analyses": {
         "augment",
@@ -97,6 +97,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         "evaluate",
         "features",
         "figures",
+        "losses",
         "maps",
         "metrics",
         "on_images",
