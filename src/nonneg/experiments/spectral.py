@@ -5,8 +5,8 @@ are from it. (The paper's table of this loss on CIFAR-10 is not declared yet: a 
 Cost: digits, 6 runs of about a minute on one CPU core.
 Run: nonneg reproduce spectral
 
-AdamW, for with LARS at lr 0.1 and above non-negative features end at the trivial solution: one feature, 1 on every image
-(loss -1). At lr 0.02 LARS reaches -7.3 in 50 epochs, AdamW at 3e-3 -8.5.
+AdamW, for with LARS at lr 0.1 and above non-negative features end at the trivial solution, one feature that is 1 on
+every image (loss -1). At lr 0.02 LARS reaches -7.3 in 50 epochs, AdamW at 3e-3 -8.5.
 """
 
 from dataclasses import replace
