@@ -30,6 +30,8 @@ from nonneg import (
     features,
     files,
     finetune,
+    losses,
+    maps,
     on_images,
     probes,
     rundir,
@@ -360,6 +362,27 @@ def test_features_of_another_model_are_made_again_and_old_measures_go(
     assert "sparsity" in workflow.measures(a)  # what compare and report need is measured when they ask
 
 
+def test_probabilities_of_a_run_say_whether_its_loss_fixes_the_scale(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for loss, fixes in (
+        (losses.spectral, True),
+        (partial(losses.spectral, l1=0.1), True),
+        (partial(losses.spectral, normalise=True), False),
+        (losses.info_nce, False),
+    ):
+        assert workflow.fixes_scale(replace(TINY, loss=loss)) is fixes
+    for name, map in (("spectral", TINY.map), ("signed", maps.identity)):
+        train(replace(TINY, loss=losses.spectral, lr=0.1, map=map), tmp_path / name)
+    code, found, _ = evaluated(capsys, tmp_path / "spectral", "--only", "probabilities,clusters")
+    assert code == 0 and {"latent_total", "latent_calibration_error", "argmax_nmi", "spectral_accuracy"} <= found.keys()
+    stored = strict_json(tmp_path / "spectral" / "metrics.json")
+    assert stored["latent_total"]["scale"] == "the loss's" and stored["latent_total"]["group"] == "probabilities"
+    assert {Path(path).stem for path in found["plots"]} == {"probabilities", "clusters"}
+    code, _, err = evaluated(capsys, tmp_path / "signed", "--only", "probabilities")
+    assert code == 1 and "probabilities cannot be measured: features of this run are negative" in err
+
+
 def evaluate_beside_another(folder: Path, group: str, both: Any) -> None:
     """In a process of its own: measure a group after both have read what was there, then count to 100 together."""
     take = workflow._attempt
@@ -431,7 +454,7 @@ def test_without_labels_the_label_free_groups_run_and_the_others_are_named(
     flags = ["--all", "--heavy", "--judge", copied / "d", "--against", copied / "d"]
     code, found, _ = evaluated(capsys, copied / "c", *flags)
     none = "the train and test data have no labels"
-    unlabelled = ("class consistency and probes", "retrieval", "ood", "probe", "tune", "corruptions")
+    unlabelled = ("class consistency and probes", "retrieval", "clusters", "ood", "probe", "tune", "corruptions")
     assert code == 0 and {k for k, why in found["skipped"].items() if why == none} == set(unlabelled)
     assert found["skipped"].keys() - set(unlabelled) == {"factors"}
     assert {"sepin@1", "eigenvalues_top", "monosemanticity", "identifiability_cosine"} <= found.keys()

@@ -303,7 +303,7 @@ UNLABELLED = {
     "expected_activation_top",
 }
 CONSISTENCY = {"class_consistency", "class_consistency_weighted", "top10_consistency", "chance", "top10_chance"}
-PROBES = {"linear_probe", "knn", "linear_probe_z", "knn_z"}
+PROBES = {"linear_probe", "knn", "linear_probe_z", "knn_z", "counted_probe_z"}
 
 
 def sample(*, seed: int, n: int = 60) -> Sample:

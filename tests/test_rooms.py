@@ -125,6 +125,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         "features",
         "figures",
         "loop",
+        "losses",
         "maps",
         "metrics",
         "on_images",

@@ -213,6 +213,61 @@ def robustness(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
     return png_bytes(figure)
 
 
+HEADS = {
+    "probe": "trained",
+    "least_squares": "least\nsquares",
+    "counted": "counted",
+    "one_class": "one label\na feature",
+}
+CLUSTERS = {
+    "argmax_purity": "largest\nfeature",
+    "kmeans_many_purity": "k-means,\nas many",
+    "kmeans_purity": "k-means,\nclasses",
+    "spectral_purity": "spectral,\nclasses",
+}
+
+
+def practice(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
+    """NCL's features as probabilities: their sums, their reliability; then heads and clusters, CL beside NCL."""
+    figure, grid = _panels(2, 2, width=430, height=270)
+    (sums, reliable), (heads, clusters) = grid
+    reliable.plot([0, 100], [0, 100], color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    sums.axvline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    for i, (name, runs) in enumerate((n, r) for n, r in panels.items() if "row_sums" in r.get("NCL", {})):
+        found, colour = runs["NCL"], NONNEG_RUNS[i % len(NONNEG_RUNS)]
+        edges, share = (np.array(found["row_sums"][k]) for k in ("edges", "share"))
+        sums.plot((edges[1:] + edges[:-1]) / 2, 100 * share, color=colour, linewidth=1.4, label=name)
+        bins = found["reliability"]
+        at = [
+            (c, a) for c, a, n in zip(*(bins[k] for k in ("confidence", "accuracy", "share")), strict=True) if n >= 0.01
+        ]
+        reliable.plot(*(100 * np.array(at).T), color=colour, linewidth=1.4, marker="o", markersize=3, label=name)
+    for axes, title, x, y in (
+        (sums, "P(c|x): do they sum to 1?", "sum over the latent classes", "test images, %"),
+        (reliable, "P(y|x): is it right as often as it says?", "P(y|x) of the likeliest label, %", "right, %"),
+    ):
+        _title(axes, title)
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        axes.legend(fontsize=7, frameon=False, labelcolor=INK, loc="upper left")
+    for axes, title, texts in (
+        (heads, "A head in closed form, accuracy of z, %", HEADS),
+        (clusters, "Clusters of z, purity, %", CLUSTERS),
+    ):
+        for row, (name, method) in enumerate((n, m) for n, runs in panels.items() for m in runs):
+            found = panels[name][method]
+            place = [i for i, key in enumerate(texts) if key in found]
+            marker = "osD^v"[list(panels).index(name) % 5]
+            axes.plot(place, [100 * found[list(texts)[i]] for i in place], marker, color=NCL if method == "NCL" else CL,
+                      markersize=5, label=f"{method}, {name}", alpha=0.9, zorder=3 + row)  # fmt: skip
+        axes.set_xticks(range(len(texts)), list(texts.values()))
+        axes.set_xlim(-0.5, len(texts) - 0.5)
+        axes.set_ylim(0, 103)
+        _title(axes, title)
+    heads.legend(fontsize=6.5, frameon=False, labelcolor=INK, loc="lower left", ncols=2)
+    return png_bytes(figure)
+
+
 # The plots of one run's measures, each from the entries of metrics.json alone; None where they were not taken
 
 
@@ -365,16 +420,82 @@ def shifted_bars(measured: dict[str, dict], colour: str) -> bytes | None:
     return bars(values, colour=colour, width=566, level=chance)
 
 
+def probabilities(measured: dict[str, dict], colour: str) -> bytes | None:
+    """Whether the latent classes' probabilities sum to 1, and whether what is said to be likely is as often right."""
+    sums, bins = _each(measured, "latent_row_sum"), _each(measured, "latent_calibration_error")
+    if not sums:
+        return None
+    figure = Figure(figsize=(7.6, 3.0), dpi=DPI, facecolor="white")
+    left, right = (figure.add_axes((0.085 + 0.5 * i, 0.16, 0.4, 0.68)) for i in range(2))
+    for axes in (left, right):
+        dress(axes)
+    edges, entry = np.array(sums["edges"]), measured["latent_row_sum"]
+    left.bar(edges[:-1], sums["share"], width=np.diff(edges), align="edge", color=colour)
+    left.axvline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    left.set_xlim(edges[0], edges[-1])
+    left.set_xlabel("sum of P(c|x) over the latent classes (2 and more at 2)")
+    left.set_ylabel("share of test images")
+    left.set_title(f"{entry['value']:.2f} ± {entry['deviation']:.2f}; 1 in theory", fontsize=8, color=INK, loc="left")
+    if bins is None:
+        right.set_axis_off()
+    else:
+        found = measured["latent_calibration_error"]
+        at = [(c, a, n) for c, a, n in zip(*(bins[k] for k in ("confidence", "accuracy", "share")), strict=True) if n]
+        sure, share_right, weight = np.array(at).T
+        right.plot([0, 1], [0, 1], color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+        right.plot(sure, share_right, color=colour, linewidth=1.4)
+        right.scatter(sure, share_right, s=8 + 250 * weight, color=colour, zorder=3, clip_on=False)
+        in_percent(right)
+        right.set_xlim(0, 1)
+        right.set_xlabel("P(y|x) of the likeliest label (area: images)")
+        right.set_ylabel("how often it is right")
+        said = (
+            f"right {percent(found['accuracy'])}, sure {percent(found['confidence'])}, apart {percent(found['value'])}"
+        )
+        right.set_title(said, fontsize=8, color=INK, loc="left")
+    if measured["latent_row_sum"]["definition"].startswith("heuristic"):
+        figure.text(0.085, 0.955, "heuristic: the loss leaves the length of features open", fontsize=8, color=MUTED)
+    return png_bytes(figure)
+
+
+def cluster_bars(measured: dict[str, dict], colour: str) -> bytes | None:
+    """Purity and NMI of the largest feature as cluster, beside k-means and spectral clustering of the same features."""
+    ways = [
+        way for way in ("argmax", "kmeans_many", "kmeans", "spectral") if _value(measured, f"{way}_nmi") is not None
+    ]
+    if not ways:
+        return None
+    names = {"argmax": "largest feature", "kmeans_many": "k-means", "kmeans": "k-means", "spectral": "spectral"}
+    figure, axes = one_panel(566, 250, top=30)
+    for i, (key, text, shade) in enumerate((("purity", "purity", colour), ("nmi", "NMI", GHOST))):
+        values = [measured[f"{way}_{key}"]["value"] for way in ways]
+        places = np.arange(len(ways)) + 0.38 * i - 0.19
+        axes.bar(places, values, width=0.34, color=shade, label=text)
+        for x, value in zip(places, values, strict=True):
+            axes.annotate(f"{100 * value:.1f}", (x, value), (0, 3), textcoords="offset points", ha="center", fontsize=7)
+    axes.set_xticks(range(len(ways)), [f"{names[way]}\n{measured[f'{way}_nmi']['clusters']} clusters" for way in ways])
+    axes.tick_params(axis="x", length=0)
+    in_percent(axes)
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
+    return png_bytes(figure)
+
+
 PLOTS = {
     "spectra": spectra,
     "retrieval": precision_by_prefix,
     "sepin": sepin_by_feature,
+    "probabilities": probabilities,
+    "clusters": cluster_bars,
     "stability": stability_histogram,
     "monosemanticity": monosemanticity_by_feature,
     "factors": factor_bars,
     "corruptions": corruption_matrix,
     "shifts": shifted_bars,
 }
+
+
+def _value(measured: dict[str, dict], key: str) -> float | None:
+    return measured.get(key, {}).get("value")
 
 
 def _each(measured: dict[str, dict], key: str) -> Any:

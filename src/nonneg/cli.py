@@ -149,7 +149,7 @@ def evaluate(
     """Measure a trained run; each number with its definition in RUN/metrics.json, plots in RUN/plots.
 
     Groups: basic (sparsity, consistency, probes; what is measured without flags), sepin, retrieval, spectrum,
-    monosemanticity, identifiability, factors, ood, and the heavy ones probe, tune, corruptions.
+    probabilities, clusters, monosemanticity, identifiability, factors, ood, and heavy ones: probe, tune, corruptions.
 
     Examples:
       nonneg evaluate runs/demo/ncl
@@ -520,6 +520,6 @@ def _show(name: str, value: Any) -> str:
         return f"{value:.4f}"
     return (
         f"{value:.1f}"
-        if name in ("effective_rank", "active_per_sample", "active_per_sample_median")
+        if name in ("effective_rank", "active_per_sample", "active_per_sample_median", "latent_classes")
         else f"{value:.1%}"
     )

@@ -18,7 +18,18 @@ from nonneg.metrics.identifiability import Similarity
 from nonneg.progress import track
 
 Entry = dict[str, Any]
-LIGHT = ("basic", "sepin", "retrieval", "spectrum", "monosemanticity", "identifiability", "factors", "ood")
+LIGHT = (
+    "basic",
+    "sepin",
+    "retrieval",
+    "spectrum",
+    "probabilities",
+    "clusters",
+    "monosemanticity",
+    "identifiability",
+    "factors",
+    "ood",
+)
 HEAVY = ("probe", "tune", "corruptions")
 SEPIN_AT = (1, 10, 100)
 
@@ -162,6 +173,118 @@ def spectrum(train: Features, test: Features) -> dict[str, Entry]:
             "0 where features are used alike, 1 where C of them are used and no more",
             classes=classes,
         )
+    return found
+
+
+def probabilities(train: Features, test: Features, *, scaled: bool, bins: int = 10) -> dict[str, Entry]:
+    """Non-negative features read as P(c_j) and P(c_j|x), and how far these are from summing to 1; with labels, P(y|x).
+
+    `scaled` says that the loss fixes the length of features; else rows are scaled so that the P(c_j) sum to 1, and
+    everything is a heuristic.
+    """
+    a, b = (train.z, test.z) if scaled else (metrics.on_scale(z, train.z) for z in (train.z, test.z))
+    prior = metrics.latent_prior(a)
+    posterior = metrics.latent_posterior(b, prior)
+    rows = np.asarray(posterior.sum(axis=1)).ravel()
+    how: dict[str, Any] = {"scale": "the loss's" if scaled else "rows of one length, by which the P(c) sum to 1"}
+    said = "" if scaled else "heuristic, since the loss leaves the length of features open: "
+    share = _shares(prior[prior > 0])
+    edges = np.linspace(0, 2, 41)
+    shown = np.histogram(rows.clip(0, 2), edges)[0] / len(rows)
+    found = {
+        "latent_total": entry(
+            float(prior.sum()),
+            f"{said}sum of P(c) = (mean of z)^2 over features, training samples; 1 {'in theory' if scaled else 'so'}",
+            **how,
+        )
+        | {"each": _numbers(prior)},
+        "latent_row_sum": entry(
+            float(rows.mean()),
+            said + "sum of P(c|x) = z sqrt(P(c)) over features, mean over test samples; 1 for each of them in theory",
+            deviation=float(rows.std()),
+            **how,
+        )
+        | {"each": {"edges": _numbers(edges), "share": _numbers(shown)}},
+        "latent_row_off": entry(
+            float(np.abs(rows - 1).mean()), said + "|sum of P(c|x) - 1|, mean over test samples; 0 in theory", **how
+        ),
+        "latent_above_one": entry(
+            float((posterior.data > 1).mean()) if posterior.nnz else math.nan,
+            said + "share of the P(c|x) other than zero that are above 1, which no probability is",
+            **how,
+        ),
+        "latent_classes": entry(
+            float(np.exp(-(share * np.log(share)).sum())) if len(share) else math.nan,
+            said + "how many latent classes there are in effect: exp of the entropy of P(c)",
+            **how,
+        ),
+    }
+    if train.labels is not None and test.labels is not None:
+        found["latent_calibration_error"] = _calibrated(a, train.labels, b, test.labels, said=said, bins=bins, **how)
+    return found
+
+
+def _calibrated(a: Any, y: np.ndarray, b: Any, answer: np.ndarray, *, said: str, bins: int, **how: Any) -> Entry:
+    classes = 1 + int(max(y.max(), answer.max()))
+    whole = np.asarray(b @ metrics.one_class_head(metrics.counted_head(a, y, classes)))
+    total = whole.sum(axis=1, keepdims=True)
+    shares = np.where(total > 0, whole / np.where(total > 0, total, 1), 1 / classes)
+    found = metrics.calibration(shares, answer, bins=bins)
+    each = {"confidence": found.confidence, "accuracy": found.accuracy, "share": found.share}
+    return entry(
+        found.error,
+        said + "|accuracy - confidence|, mean over test samples in equal bins of confidence, the largest of P(y|x) = "
+        "sum of P(c|x) P(y|c), scaled to sum to 1 over labels; P(y|c) is counted on training samples",
+        accuracy=float((shares.argmax(axis=1) == answer).mean()),
+        confidence=float(shares.max(axis=1).mean()),
+        unscaled=metrics.calibration(whole, answer, bins=bins).error,
+        bins=bins,
+        **how,
+    ) | {"each": {name: _numbers(values) for name, values in each.items()}}
+
+
+def clusters(test: Features, *, most: int = 10_000, seed: int = 0) -> dict[str, Entry]:
+    """Each sample's largest feature as its cluster, beside k-means and spectral clustering of the same features.
+
+    At most so many test samples are taken, drawn at random; k-means also with as many clusters as there are largest
+    features, since purity rises with their number.
+    """
+    assert test.labels is not None
+    n = test.z.shape[0]
+    chosen = np.sort(np.random.default_rng(seed).permutation(n)[:most])
+    z, labels = test.z[chosen], test.labels[chosen]
+    classes = len(np.unique(labels))
+    if classes < 2:
+        raise BadInput("the test data have a single class: no clusters are to be told apart")
+    largest = metrics.by_largest(z)
+    kinds = len(np.unique(largest))
+    ways = {
+        "argmax": ("the largest feature as the cluster", largest),
+        "kmeans": (
+            f"k-means of unit rows, {classes} clusters as there are classes",
+            metrics.k_means(z, classes, seed=seed),
+        ),
+        "kmeans_many": (
+            f"k-means of unit rows, {kinds} clusters as there are largest features",
+            metrics.k_means(z, kinds, seed=seed),
+        ),
+    }
+    if 2 * classes < len(labels):  # fewer samples have not that many eigenvectors
+        by_graph = metrics.spectral_clustering(z, classes, seed=seed)
+        ways["spectral"] = (f"spectral clustering of 10 nearest by cosine, {classes} clusters", by_graph)
+    found = {}
+    for name, (text, cluster) in ways.items():
+        agrees = metrics.agreement(cluster, labels)
+        how = {"clusters": agrees.clusters, "samples": len(labels), "seed": seed}
+        found |= {
+            f"{name}_nmi": entry(agrees.nmi, f"normalised mutual information of class and cluster: {text}", **how),
+            f"{name}_purity": entry(
+                agrees.purity, f"share of test samples of their cluster's most frequent class: {text}", **how
+            ),
+            f"{name}_accuracy": entry(
+                agrees.accuracy, f"share of right samples, clusters matched to classes one to one: {text}", **how
+            ),
+        }
     return found
 
 
@@ -353,11 +476,25 @@ def _probed(
             temperature=temperature,
         )
 
+    def counted() -> Entry:
+        classes = 1 + int(max(y.max(), answer.max()))
+        head = metrics.counted_head(train.z, y, classes)
+        heads = head, metrics.one_class_head(head), metrics.least_squares_head(train.z, head)
+        right, one_class, least = (float(((test.z @ w).argmax(axis=1) == answer).mean()) for w in heads)
+        return entry(
+            right,
+            "test accuracy of the largest z . w_y, w_y the mean over training samples of z where the class is y, of 0 "
+            "elsewhere: the paper's closed-form head, counted in one pass",
+            one_class=one_class,
+            least_squares=least,
+        )
+
     return {
         "linear_probe": lambda: linear(train.h, test.h, "the backbone outputs h"),
         "knn": lambda: nearest(train.h, test.h, "the backbone outputs h"),
         "linear_probe_z": lambda: linear(train.z, test.z, "the features z"),
         "knn_z": lambda: nearest(train.z, test.z, "the features z"),
+        "counted_probe_z": counted,
     }
 
 

@@ -19,6 +19,7 @@ from nonneg import (
     features,
     figures,
     files,
+    losses,
     maps,
     metrics,
     names,
@@ -64,6 +65,7 @@ COST = {  # of a measure beside others, about the seconds on two cores for 50,00
     "sepin": 4,
     "retrieval": 40,
     "spectrum": 2,
+    "clusters": 30,
     "monosemanticity": 2,
     "identifiability": 2,  # for each pair of runs and each similarity
     "factors": 25,
@@ -256,8 +258,11 @@ def _no_labels(made: dict[str, Features]) -> str:
 def _cannot(asked: Asked, test: Dataset, made: dict[str, Features]) -> dict[str, str]:
     """Why a group cannot be measured, for those that cannot."""
     unlabelled, no_probe = _no_labels(made), _no_labels(made) or why_no_probe(made["train"].labels)
+    signed = any(bool((f.z.data < 0).any()) for f in made.values())
     why = {
         "retrieval": unlabelled,
+        "probabilities": "features of this run are negative, and probabilities are not" * signed,
+        "clusters": unlabelled,
         "monosemanticity": "" if asked.judge else "it needs another run's eyes; name one with --judge RUN",
         "identifiability": "" if asked.against else "it compares runs; name others of this data with --against RUN ...",
         "factors": "" if test.name == "sprites" else f"the factors of {test.name} are not known, only those of sprites",
@@ -265,6 +270,12 @@ def _cannot(asked: Asked, test: Dataset, made: dict[str, Features]) -> dict[str,
         **dict.fromkeys(HEAVY, no_probe),
     }
     return {group: reason for group, reason in why.items() if reason}
+
+
+def fixes_scale(run: Run) -> bool:
+    """Whether the run's loss gives the length of features a meaning; a loss of cosines does not."""
+    knobs = run.loss.keywords if isinstance(run.loss, partial) else {}
+    return getattr(run.loss, "func", run.loss) is losses.spectral and not knobs.get("normalise")
 
 
 def _check_finite(folder: Path, made: dict[str, Features]) -> None:
@@ -301,6 +312,11 @@ class _Job:
             todo.append(("retrieval", COST["retrieval"], lambda: measures_of.retrieval(train, test, device=device)))
         if "spectrum" in groups:
             todo.append(("spectrum", COST["spectrum"], lambda: measures_of.spectrum(train, test)))
+        if "probabilities" in groups:
+            scaled = fixes_scale(self.run)
+            todo.append(("probabilities", 1, lambda: measures_of.probabilities(train, test, scaled=scaled)))
+        if "clusters" in groups:
+            todo.append(("clusters", COST["clusters"], lambda: measures_of.clusters(test, seed=SEED)))
         if "monosemanticity" in groups and self.asked.judge:
             judge, name = self.by(self.asked.judge).h, str(self.asked.judge)
             cost = COST["monosemanticity"]

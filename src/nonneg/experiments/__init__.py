@@ -25,6 +25,7 @@ MEASURES = {  # what a table may show: its text, and what the stored number is m
     "tune_z": ("fine-tune, projector", POINTS),
     "linear_probe": ("logistic regression", POINTS),
     "linear_probe_z": ("logistic regression, projector", POINTS),
+    "counted_probe_z": ("closed-form head, projector", POINTS),
     "knn": ("k-NN", POINTS),
     "knn_z": ("k-NN, projector", POINTS),
     "sparsity": ("sparsity", POINTS),

@@ -1,6 +1,7 @@
 """One function per question about features; each docstring is the definition, each threshold an argument."""
 
 from nonneg.metrics.activation import expected_activation
+from nonneg.metrics.clusters import Agreement, agreement, by_largest, k_means, spectral_clustering
 from nonneg.metrics.consistency import (
     chance,
     class_consistency,
@@ -22,11 +23,23 @@ from nonneg.metrics.identifiability import (
     stability,
 )
 from nonneg.metrics.monosemanticity import Monosemanticity, monosemanticity
+from nonneg.metrics.probabilities import (
+    Calibration,
+    calibration,
+    counted_head,
+    latent_posterior,
+    latent_prior,
+    least_squares_head,
+    on_scale,
+    one_class_head,
+)
 from nonneg.metrics.retrieval import neighbour_overlap, neighbours, retrieval, retrieval_by_prefix, score
 from nonneg.metrics.sparsity import active_per_sample, live, live_features, sparsity, zero_rows
 from nonneg.metrics.spectrum import activation_spectrum, eigenvalues, fall_after
 
 __all__ = [
+    "Agreement",
+    "Calibration",
     "Matching",
     "Monosemanticity",
     "Null",
@@ -34,14 +47,22 @@ __all__ = [
     "Stability",
     "activation_spectrum",
     "active_per_sample",
+    "agreement",
+    "by_largest",
+    "calibration",
     "chance",
     "class_consistency",
     "correlation",
+    "counted_head",
     "dci",
     "effective_rank",
     "eigenvalues",
     "expected_activation",
     "fall_after",
+    "k_means",
+    "latent_posterior",
+    "latent_prior",
+    "least_squares_head",
     "live",
     "live_features",
     "match_features",
@@ -49,6 +70,8 @@ __all__ = [
     "monosemanticity",
     "neighbour_overlap",
     "neighbours",
+    "on_scale",
+    "one_class_head",
     "orthogonality",
     "per_feature_consistency",
     "retrieval",
@@ -60,6 +83,7 @@ __all__ = [
     "sepin_at",
     "shuffled_null",
     "sparsity",
+    "spectral_clustering",
     "stability",
     "top10_consistency",
     "top_k_chance",
