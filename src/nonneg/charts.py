@@ -174,24 +174,26 @@ def class_spectra(panels: Mapping[str, Mapping[str, Mapping[str, Any]]], *, clas
         "activations": ("features", "expected |activation|"),
         "eigenvalues": ("directions", "share of eigenvalues"),
     }
-    figure, grid = _panels(2, len(panels), width=430, height=300)
+    figure, grid = _panels(2, len(panels), width=325, height=210)
     for row, (name, runs) in zip(grid, panels.items(), strict=True):
         for axes, (key, (over, text)) in zip(row, texts.items(), strict=True):
             for run, found in runs.items():
                 y = np.asarray(found[key], float)
-                y = np.where(y > 1e-6, y, np.nan) if key == "eigenvalues" else y  # below it is rounding
+                y = np.where(y > 1e-5, y, np.nan) if key == "eigenvalues" else y  # below lies rounding
                 dash = (0, (4, 2)) if "multi" in run else "-"
                 colour = NCL if run.startswith("NCL") else CL
                 axes.plot(np.arange(1, len(y) + 1), y, linestyle=dash, color=colour, linewidth=1.6, label=run)
             axes.axvline(classes + 0.5, color=INK, linewidth=0.9, linestyle=":")
-            axes.set_xlabel(f"{over}, largest first; dotted: after {classes}")
+            axes.set_xlim(0, 50)
             axes.set_ylabel(text)
             _title(axes, name)
-        row[0].set_ylim(bottom=0)
+            if row is grid[-1]:
+                axes.set_xlabel(f"{over}, largest first; dotted: after {classes}")
+        row[0].set_ylim(0, 1.3 * row[0].get_ylim()[1])  # room for the legend
         row[1].set_yscale("log")
-        row[1].set_ylim(1e-6, 1)
+        row[1].set_ylim(1e-5, 1)
         row[1].minorticks_off()
-        row[0].legend(fontsize=7.5, frameon=False, labelcolor=INK, loc="upper right")
+    grid[0][0].legend(fontsize=6.5, frameon=False, labelcolor=INK, loc="upper right")
     return png_bytes(figure)
 
 
