@@ -311,6 +311,23 @@ def test_matched_features_stand_in_the_same_row(tmp_path: Path) -> None:
     assert "The same features in another run?" in render([first, second], tmp_path).text
 
 
+def test_counterparts_are_the_permuted_features_evenly_spaced_by_how_alike_they_are() -> None:
+    first = column(seed=1)
+    places, noise = np.random.default_rng(0).permutation(24), np.random.default_rng(1)
+    z = first.test.z.toarray()
+    z = z + np.linspace(0, 2, 24) * noise.random(z.shape) * (z > 0)  # the further right, the less alike
+    second = replace(first, test=replace(first.test, z=sp.csr_array(z[:, places])))
+    found = figures.counterparts([first, second], 5)
+    assert found is not None
+    features, alike = found
+    assert [places[i] for i in features[1]] == features[0].tolist() and len(features[0]) == 5
+    assert (np.diff(alike[0]) <= 0).all() and alike[0].tolist() == alike[1].tolist()
+    dead = replace(first, test=replace(first.test, z=sp.csr_array(np.zeros_like(z))))
+    assert figures.counterparts([first, dead], 5) is None and figures.same_features([first, dead]) is None
+    drawn = Image.open(io.BytesIO(figures.same_features([first, second], rows=5) or b""))
+    assert drawn.width == 1600 and drawn.height > 300
+
+
 def test_features_are_matched_only_between_runs_of_one_kind_on_the_same_images() -> None:
     mine, cl = column(), column(title="CL", signed=True)
     other = replace(mine, test=replace(mine.test, ids=[f"x{i}" for i in range(70)]))

@@ -198,6 +198,19 @@ def test_figures_are_drawn_again_from_kept_features(pair: tuple[Path, list[Row]]
     assert not (tmp_path / "runs").exists()
 
 
+def test_seeds_whose_features_were_kept_are_shown_matched(
+    pair: tuple[Path, list[Row]], cifar: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(pair[0] / "results", tmp_path / "results", ignore=shutil.ignore_patterns("figures"))
+    path, stem = tmp_path / "results" / "cifar10-1epochs.jsonl", "features/cifar10-1epochs-ncl"
+    second = next(line for line in lines(tmp_path) if line["name"] == "ncl-s0") | {"name": "ncl-s1"}
+    path.write_text(f"{path.read_text()}{json.dumps(second)}\n")
+    shutil.copy(tmp_path / "results" / f"{stem}-s0-test.npz", tmp_path / "results" / f"{stem}-s1-test.npz")
+    go(tmp_path, cifar, report_only=True)
+    drawn = {p.name for p in (tmp_path / "results" / "figures").iterdir()}
+    assert drawn == {"cifar10-1epochs.png", "cifar10-1epochs-features.png", "cifar10-1epochs-ncl-seeds.png"}
+
+
 def test_other_batches_are_kept_apart(cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)
     seen = []

@@ -358,6 +358,44 @@ def hero(columns: Sequence[Column], *, rows: int = 8, seed: int = 0) -> bytes:
     return png_bytes(figure)
 
 
+def counterparts(columns: Sequence[Column], rows: int) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
+    """Features of the first run and their matches in each other, evenly spaced from the most alike to the least.
+
+    Matched one to one by the Hungarian algorithm on |cosine| over the test images; the second list is how alike (of
+    the first run: their mean). None where no feature has a match in every run.
+    """
+    first, *others = zs = [column.test.z for column in columns]
+    if not all(metrics.live(z, eps=EPS).any() for z in zs):
+        return None
+    found = [metrics.match_features(first, z, eps=EPS).a for z in others]
+    partners = np.array([m.partner for m in found])
+    alike = np.array([np.nan_to_num(m.similarity) for m in found])
+    whole = np.flatnonzero((partners >= 0).all(axis=0))
+    if not len(whole):
+        return None
+    order = whole[np.argsort(-alike.mean(axis=0)[whole], kind="stable")]
+    shown = order[np.unique(np.linspace(0, len(order) - 1, rows).round().astype(int))]
+    return [shown, *partners[:, shown]], [alike.mean(axis=0)[shown], *alike[:, shown]]
+
+
+def same_features(columns: Sequence[Column], *, rows: int = 8) -> bytes | None:
+    """Features that runs have in common, matched ones in the same row, from the most alike to the least."""
+    found = counterparts(columns, rows)
+    if found is None:
+        return None
+    panel, thumb = 400, 26  # CSS pixels; the bitmap is twice that
+    grids = [feature_grid(c, f, size=2 * thumb) for c, f in zip(columns, found[0], strict=True)]
+    figure = Figure(figsize=(panel * len(columns) / 100, (grids[0].height / 2 + 76) / 100), dpi=DPI, facecolor="white")
+    for i, (column, colour) in enumerate(zip(columns, colours(columns), strict=True)):
+        left = i * panel + 14
+        _write(figure, left, 26, column.title, size=15, weight="bold", color=colour)
+        about = "features, from the most alike to the least" if i == 0 else "their matches"
+        _write(figure, left, 46, f"{column.subtitle}: {about}", size=8)
+        notes = [f"alike {value:.2f}" for value in found[1][i]]
+        _hero_grid(figure, column, found[0][i], grids[i], left=left, top=60, notes=notes)
+    return png_bytes(figure)
+
+
 def overview(columns: Sequence[Column], *, seed: int = 0, width: int = 440, shown: int = 32) -> bytes:
     """What the paper draws of CL and NCL: active features per image, expected activation, cosines between features."""
     tints = colours(columns)
@@ -402,18 +440,26 @@ def _sheet(titles: Sequence[str], tints: Sequence[str], rows: Sequence[Sequence[
     return png_bytes(figure)
 
 
-def _hero_grid(figure: Figure, column: Column, features: np.ndarray, grid: Image.Image, *, left: int, top: int) -> None:
-    """A feature grid pixel by pixel, with the majority class of each row beside it."""
+def _hero_grid(
+    figure: Figure,
+    column: Column,
+    features: np.ndarray,
+    grid: Image.Image,
+    *,
+    left: int,
+    top: int,
+    notes: Sequence[str] = (),
+) -> None:
+    """A feature grid pixel by pixel; beside each row its majority class, and how large that is or the row's note."""
     from_below = round(figure.get_size_inches()[1] * DPI) - 2 * top - grid.height
     figure.figimage(np.asarray(grid), 2 * left, from_below, origin="upper")
     write = partial(_write, figure, left + grid.width / 2 + 9)
     for row, images in enumerate(top_images(column, features)):
         middle, found = top + grid.height / 2 * (row + 0.5) / len(features), majority(column, images)
-        if found is None:
-            write(middle + 2, f"feature {features[row]}", size=8)
-            continue
-        write(middle - 2, found[0], size=9, weight="bold", color=INK, limit=11)
-        write(middle + 11, f"{found[1]} of {len(images)}", size=7)
+        name, under = found or (f"feature {features[row]}", 0)
+        write(middle - 2, name, size=9, weight="bold" if found else "normal", color=INK if found else MUTED, limit=11)
+        if found or notes:
+            write(middle + 11, notes[row] if notes else f"{under} of {len(images)}", size=7)
 
 
 def _write(

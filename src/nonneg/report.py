@@ -170,30 +170,23 @@ def matched(views: list[View], seed: int) -> Section | None:
     if len(views) < 2 or len({figures.signed(v.column) for v in views}) > 1:  # CL has nothing to find in NCL
         return None
     first, *others = views
-    if any(v.column.test.ids != first.column.test.ids or not len(v.live) for v in views):
+    if any(v.column.test.ids != first.column.test.ids for v in views):
         return None
-    found = [metrics.match_features(first.column.test.z, v.column.test.z, eps=EPS) for v in others]
-    alike = np.mean([np.nan_to_num(m.a.similarity) for m in found], axis=0)
-    partners = np.array([m.a.partner for m in found])
-    whole = np.flatnonzero((partners >= 0).all(axis=0))  # those that have a match in every run
-    order = whole[np.argsort(-alike[whole], kind="stable")]
-    if not len(order):
+    found = figures.counterparts([v.column for v in views], ROWS)
+    if found is None:
         return None
-    shown = order[np.unique(np.linspace(0, len(order) - 1, ROWS).round().astype(int))]
+    means = [metrics.match_features(first.column.test.z, v.column.test.z, eps=EPS).mean for v in others]
     nulls = [metrics.rotated_null(first.column.test.z, v.column.test.z, eps=EPS, draws=1, seed=seed) for v in others]
     text = "; ".join(
-        f"{v.column.title}: mean |cosine| {m.mean:.2f}, {null.mean:.2f} after a random rotation"
-        for v, m, null in zip(others, found, nulls, strict=True)
+        f"{v.column.title}: mean |cosine| {mean:.2f}, {null.mean:.2f} after a random rotation"
+        for v, mean, null in zip(others, means, nulls, strict=True)
     )
     return Section(
         "matched",
         "The same features in another run?",
         "Features matched one to one by the Hungarian algorithm on |cosine| over the test images, from the most alike "
         f"to the least, evenly spaced. Rows across belong together. {text}.",
-        [
-            _scored(_strips(first, shown), alike[shown]),
-            *(_scored(_strips(v, partners[i][shown]), found[i].a.similarity[shown]) for i, v in enumerate(others)),
-        ],
+        [_scored(_strips(v, features), alike) for v, features, alike in zip(views, *found, strict=True)],
     )
 
 

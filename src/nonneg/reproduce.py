@@ -471,7 +471,8 @@ def write_figures(
 ) -> list[Path]:
     """The runs that an experiment shows, side by side: RESULTS/figures/NAME.png, NAME-features.png, and a report.
 
-    A run whose folder is gone is drawn from the features that were kept of it, if `data_root` has its images.
+    A run whose folder is gone is drawn from the features that were kept of it, if `data_root` has its images; and so
+    are the features that two seeds of a method have in common, NAME-METHOD-seeds.png.
     """
     folders = {n: runs / name / n for n in experiment.show}
     trained = [n for n, folder in folders.items() if (folder / "metrics.json").exists()]
@@ -480,8 +481,16 @@ def write_figures(
         intro = f"nonneg reproduce {name}: {', '.join(c.title for c in columns)}, from the same seed."
         report.write(columns, runs / name / "report.html", title=f"{name}: what the features look at", intro=intro)
     elif data_root is not None:
-        columns = list(_kept_columns(name, experiment, results, data_root))
+        columns = list(_kept_columns(name, experiment, experiment.show, results, data_root))
     written = []
+    if data_root is not None:
+        for method, seeds in _seeds_kept(name, experiment, results).items():
+            again = list(_kept_columns(name, experiment, seeds, results, data_root))
+            if picture := figures.same_features(
+                [replace(c, title=f"{c.title}, {n}") for n, c in zip(seeds, again, strict=True)]
+            ):
+                written.append(results / "figures" / f"{name}-{method}-seeds.png")
+                _write_figure(written[-1], picture)
     for stem, draw in ((name, partial(figures.hero, rows=6)), (f"{name}-features", figures.overview)):
         if columns:
             written.append(results / "figures" / f"{stem}.png")
@@ -495,11 +504,27 @@ def _write_figure(path: Path, picture: bytes) -> None:
         temporary.write_bytes(figures.png(opened.convert("RGB"), palette=True))
 
 
-def _kept_columns(name: str, experiment: Experiment, results: Path, data_root: Path) -> Iterator[Column]:
+def _seeds_kept(name: str, experiment: Experiment, results: Path) -> dict[str, list[str]]:
+    """The first two runs of each method of which features were kept, where there are two."""
+    found: dict[str, list[str]] = {}
+    for run_name in _results(name, experiment, results):
+        if _kept_path(name, run_name, results).exists():
+            found.setdefault(method_of(run_name), []).append(run_name)
+    return {method: kept[:2] for method, kept in found.items() if len(kept) > 1}
+
+
+def _kept_path(name: str, run_name: str, results: Path) -> Path:
+    return results / "features" / f"{name}-{run_name}-test.npz"
+
+
+def _kept_columns(
+    name: str, experiment: Experiment, chosen: Sequence[str], results: Path, data_root: Path
+) -> Iterator[Column]:
     """What can be shown of runs of which only the test features are left; those stand for the training features too."""
-    for run_name, line in _results(name, experiment, results).items():
-        path = results / "features" / f"{name}-{run_name}-test.npz"
-        if run_name not in experiment.show or not path.exists():
+    lines = _results(name, experiment, results)
+    for run_name in chosen:
+        line, path = lines.get(run_name), _kept_path(name, run_name, results)
+        if line is None or not path.exists():
             continue
         run, kept = replace(experiment.runs[run_name], data_root=data_root), kept_features.load(path)
         data, about = run.load("test"), run.to_json()
