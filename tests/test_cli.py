@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from nonneg import cli, workflow
+from nonneg import cli, theory, workflow
 
 SMALL = ["--backbone", "small_net:width=4", "--projector", "32", "16", "--epochs", "1", "--batch-size", "16"]
 
@@ -279,10 +280,20 @@ def test_the_committed_results_are_printed_without_a_gpu(capsys: pytest.CaptureF
     assert probe["paper"] == 87.8 and probe["seeds"] >= 1 and abs(probe["ours"] - 87.8) < 1.0
 
 
-def test_theory_prints_rows_and_refuses_impossible_worlds(capsys: pytest.CaptureFixture[str]) -> None:
-    code, text, _ = run(capsys, "theory", "--world", "classes=2,per_class=2,overlap=0.1", "--json")
-    rows = json.loads(text)
-    assert code == 0 and len(rows) > 10 and all(row.keys() == {"theorem", "claim", "measured", "holds"} for row in rows)
-    assert all(isinstance(row["holds"], bool) for row in rows)
-    code, _, err = run(capsys, "theory", "--world", "overlap=3")
+def test_theory_prints_rows_writes_a_page_and_refuses_impossible_worlds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [theory.Row("theorem", "claim", "1 < 2", True), theory.Row("theorem", "another", "2 < 1", False)]
+    monkeypatch.setattr(
+        theory, "study", lambda world, seed: theory.Study(world, seed, rows)
+    )  # test_theory has it whole
+    flags, page = ["--world", "classes=3,overlap=0.1", "--out", str(tmp_path / "page.html")], tmp_path / "page.html"
+    code, text, _ = run(capsys, "theory", *flags, "--json")
+    assert code == 0 and json.loads(text) == [asdict(row) for row in rows]
+    assert page.read_text().startswith("<!doctype html>") and "1 of 2 come out as claimed" in page.read_text()
+    code, _, err = run(capsys, "theory", *flags)
+    assert code == 1 and "page.html already exists; add --overwrite" in err
+    code, text, _ = run(capsys, "theory", *flags, "--overwrite")
+    assert code == 0 and "NO" in text and "1 of 2 hold" in text
+    code, _, err = run(capsys, "theory", "--world", "overlap=3", "--out", str(tmp_path / "none.html"))
     assert code == 1 and "an overlap of 3.0 is impossible" in err

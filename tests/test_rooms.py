@@ -20,7 +20,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
     "backbones": {"errors", "norm_cuda"},
     "norm_cuda": {"augment_cuda"},
     "corruptions": {"errors"},
-    "theory": {"losses", "maps", *BASE},
+    "theory": {"canvas", "losses", "maps", *BASE},
     "encoder": {"backbones", "maps", *BASE},
     "data": BASE,
     "augment": {"augment_cuda", "errors"},

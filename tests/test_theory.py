@@ -1,21 +1,26 @@
 """The theory against loops over samples, known answers and other solvers. N samples, C latent classes, k features."""
 
+import html
 import inspect
+import io
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.decomposition import NMF
 from torch import Tensor
 
 from nonneg import losses, maps, theory
 from nonneg.errors import BadInput
-from nonneg.theory import checks
+from nonneg.theory import bounds, equivalence, generalisation, identifiability, optimum, report
 from nonneg.theory import objective as ob
 from nonneg.theory.worlds import joint
 
@@ -174,7 +179,7 @@ def test_the_loss_is_an_expectation_and_a_factorisation(world: theory.World) -> 
     assert ob.population_loss(f, g, table) == pytest.approx(slow, abs=1e-10)
     assert ob.factorisation_objective(f, g, table) == pytest.approx(nmf, abs=1e-10)
     assert slow == pytest.approx(nmf - ob.constant(table), abs=1e-10)
-    assert all(row.holds for row in checks.equivalence(world))
+    assert all(row.holds for row in equivalence.equivalence(world))
 
 
 def test_the_training_loss_averages_to_the_population_loss() -> None:
@@ -191,29 +196,30 @@ def test_the_training_loss_averages_to_the_population_loss() -> None:
 
 def test_the_monte_carlo_check_notices_a_biased_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     world = by_hand()
-    assert all(row.holds for row in checks.monte_carlo(world, repeats=150))
+    assert all(row.holds for row in equivalence.monte_carlo(world, repeats=150))
     right = losses.spectral
     monkeypatch.setattr(losses, "spectral", lambda a, b: right(a, b) + 0.05)
-    assert not all(row.holds for row in checks.monte_carlo(world, repeats=150))
+    assert not all(row.holds for row in equivalence.monte_carlo(world, repeats=150))
 
 
 # Symmetry
 
 
 def test_every_pairwise_loss_of_the_package_is_in_the_symmetry_check() -> None:
-    takes = {k: inspect.signature(f).parameters for k, f in vars(losses).items() if inspect.isfunction(f)}
-    found = {k for k, names in takes.items() if list(names)[:2] == ["z1", "z2"] and "labels" not in names}
-    assert found == {loss.__name__ for loss in checks.PAIRWISE}
+    found = {loss.__name__ for loss in equivalence.pairwise_losses()}
+    assert {"info_nce", "spectral"} <= found and "unit_rows" not in found
+    rows = equivalence.symmetry(by_hand())
+    assert found <= {row.claim.split()[0] for row in rows if row.theorem == "rotation symmetry"}
 
 
 def test_rotations_leave_losses_alone_and_the_l1_penalty_does_not() -> None:
     rng = np.random.default_rng(1)
-    turn = checks.random_rotation(4, rng)
+    turn = equivalence.random_rotation(4, rng)
     assert turn.T @ turn == pytest.approx(np.eye(4), abs=1e-12)
     a, b, r = (torch.from_numpy(v) for v in (rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), turn))
     assert losses.spectral(a @ r, b @ r).item() == pytest.approx(losses.spectral(a, b).item())
     assert abs(losses.spectral(a @ r, b @ r, l1=1.0) - losses.spectral(a, b, l1=1.0)) > 1e-3
-    assert all(row.holds for row in checks.symmetry(theory.random_world(seed=2)))
+    assert all(row.holds for row in equivalence.symmetry(theory.random_world(seed=2)))
 
 
 def test_room_to_rotate_by_hand() -> None:
@@ -249,7 +255,7 @@ def test_without_unique_samples_the_same_loss_is_reached_elsewhere() -> None:
     found = ob.fit([world], k=4, map=maps.rep_relu)
     assert found.gap.min() < ob.SOLVED
     assert ob.recovery_error(found.f[0, found.best()], world.phi) > 0.01
-    failed = [row for row in checks.symmetry(world) if not row.holds]
+    failed = [row for row in equivalence.symmetry(world) if not row.holds]
     assert [row.theorem for row in failed] == ["unique solution"]
 
 
@@ -274,7 +280,7 @@ def test_bounded_descent_agrees_with_scikit_learn() -> None:
     left = solver.fit_transform(world.co_occurrence)
     root = np.sqrt(world.marginal)[:, None]
     assert ob.pair_error(left / root, solver.components_.T / root, f, f) < 1e-4
-    assert all(row.holds for row in checks.independent_solver(world))
+    assert all(row.holds for row in optimum.independent_solver(world))
 
 
 @pytest.mark.parametrize("knobs", [{"k": 0}, {"k": -1}, {"k": 2, "starts": 0}, {"k": 2, "steps": 0}])
@@ -296,6 +302,67 @@ def test_worlds_that_do_not_fit_together_are_refused() -> None:
         theory.run_all(seed=-1)
 
 
+# Worlds as oracles: every map and every loss of the package
+
+
+def every_map() -> list[Callable[[Tensor], Tensor]]:
+    return [f for f in vars(maps).values() if inspect.isfunction(f) and f.__module__ == maps.__name__]
+
+
+def test_every_map_ends_where_the_theory_says_in_a_solvable_world() -> None:
+    """phi has zeros and values above 1: which maps can reach it follows from their range alone."""
+    world = theory.random_world(seed=0, classes=3)
+    assert world.phi.min() == 0 and world.phi.max() > 1
+    reach = torch.linspace(-60, 60, 2001, dtype=torch.float64)
+    for map in every_map():
+        values = map(reach)
+        found = ob.fit([world], k=3, map=map, starts=8, steps=600, signed=map is maps.identity)
+        f = found.f[0, found.best()]
+        error = ob.recovery_error(f, world.phi)
+        if values.min() < 0:  # any sign: the objective is reached, and phi only up to a rotation
+            turn = np.linalg.lstsq(world.phi, f, rcond=None)[0]
+            assert found.gap.min() < ob.SOLVED and error > 0.1
+            assert turn.T @ turn == pytest.approx(np.eye(3), abs=1e-6)
+        elif values.min() == 0 and values.max() > world.phi.max():  # zeros, and no ceiling: phi itself
+            assert found.gap.min() < ob.SOLVED and error < ob.RECOVERED
+        else:
+            assert found.gap.min() > ob.SOLVED and error > ob.RECOVERED
+        assert (f >= 0).all() or map is maps.identity
+    assert {f.__name__ for f in every_map()} >= {"identity", "relu", "rep_relu", "softplus", "sigmoid", "exp"}
+
+
+def expected(loss: Callable[[Tensor, Tensor], Tensor], world: theory.World, f: Tensor, *, pairs: int = 2) -> Tensor:
+    """The mean of a loss over all batches of so many pairs, each with its probability: exact, no sampling."""
+    all_pairs = [(x, y) for x, y in itertools.product(range(world.samples), repeat=2) if world.joint[x, y] > 0]
+    total = torch.zeros((), dtype=torch.float64)
+    for batch in itertools.product(all_pairs, repeat=pairs):
+        weight = float(np.prod([world.joint[x, y] for x, y in batch]))
+        total = total + weight * loss(f[[x for x, _ in batch]], f[[y for _, y in batch]])
+    return total
+
+
+@pytest.mark.parametrize("loss", equivalence.pairwise_losses(), ids=lambda f: f.__name__)
+def test_every_loss_is_least_at_one_hot_features_where_samples_have_one_class(loss: Any) -> None:
+    """Equal classes, no overlap, f >= 0: phi is the best there is, for any loss that pulls pairs and pushes others."""
+    world = theory.World(np.array([0.5, 0.5]), np.kron(np.eye(2), np.full((1, 2), 0.5)), np.array([0, 1]))
+    best = expected(loss, world, torch.from_numpy(world.phi)).item()
+    rng = np.random.default_rng(0)
+    for _ in range(20):  # nothing non-negative nearby or far away is better
+        far, near = rng.exponential(size=(4, 2)), np.abs(world.phi + 0.1 * rng.normal(size=(4, 2)))
+        assert min(expected(loss, world, torch.from_numpy(f)).item() for f in (far, near)) > best - 1e-12
+    z = torch.from_numpy(rng.random((4, 2))).requires_grad_()
+    optimizer = torch.optim.Adam([z], lr=0.1)
+    for step in range(120):
+        optimizer.param_groups[0]["lr"] = 0.1 * (1 - step / 120)
+        optimizer.zero_grad()
+        expected(loss, world, maps.rep_relu(z)).backward()
+        optimizer.step()
+    f = maps.rep_relu(z).detach().numpy()
+    assert expected(loss, world, torch.from_numpy(f)).item() == pytest.approx(best, abs=1e-3)
+    unit = f / np.linalg.norm(f, axis=1, keepdims=True)
+    assert ob.recovery_error(unit, world.posterior) < 0.05  # one-hot, up to order and, for cosines, scale
+
+
 # Matching and merging
 
 
@@ -308,8 +375,8 @@ def test_matching_sees_through_a_permutation_and_nothing_else() -> None:
     assert ob.recovery_error(np.pad(truth, ((0, 0), (0, 2))), truth) == 0
     assert ob.recovery_error(truth[:, :3], truth) == pytest.approx(truth[:, 3].max())
     assert sorted(ob.matched(truth[:, :3], truth).tolist()) == [-1, 0, 1, 2]
-    assert checks.columns_found(truth[:, :3], truth) == 1
-    assert checks.columns_found(np.stack([truth[:, 0], truth[:, 1] + 1], 1), truth) == 0.5
+    assert identifiability.columns_found(truth[:, :3], truth) == 1
+    assert identifiability.columns_found(np.stack([truth[:, 0], truth[:, 1] + 1], 1), truth) == 0.5
 
 
 def test_split_columns_merge_to_what_they_were() -> None:
@@ -332,8 +399,8 @@ def test_paired_scaling_is_undone_and_unpaired_scaling_is_not() -> None:
 
 def test_recovery_before_and_after_merging() -> None:
     some = [theory.random_world(seed=s, classes=3) for s in range(2)]
-    at, above = (checks.recovery(some, x=k, k=k, starts=4, steps=500) for k in (3, 5))
-    below = checks.recovery(some, x=2, k=2, starts=4, steps=500)
+    at, above = (identifiability.recovery(some, x=k, k=k, starts=4, steps=500) for k in (3, 5))
+    below = identifiability.recovery(some, x=2, k=2, starts=4, steps=500)
     assert at.best == at.best_merged == at.columns == 1
     assert above.best < 1 and above.best_merged == 1 and above.solved == 1
     assert below.solved == below.best == 0
@@ -344,40 +411,105 @@ def test_recovery_before_and_after_merging() -> None:
 
 @pytest.mark.parametrize("world", some_worlds())
 def test_bounds_hold_and_the_head_is_bayes_optimal(world: theory.World) -> None:
-    assert all(row.holds for row in checks.orthogonality(world) + checks.sparsity(world))
-    assert world.phi @ checks.head(world) == pytest.approx(world.label_posterior, abs=1e-12)
+    assert all(row.holds for row in bounds.orthogonality(world) + bounds.sparsity(world))
+    assert world.phi @ generalisation.head(world) == pytest.approx(world.label_posterior, abs=1e-12)
     best = sum(p * max(row) for p, row in zip(world.marginal, world.label_posterior, strict=True))
-    assert checks.accuracy(world, world.phi @ checks.head(world)) == pytest.approx(best)
+    assert generalisation.accuracy(world, world.phi @ generalisation.head(world)) == pytest.approx(best)
 
 
-def test_bayes_accuracy_by_hand_and_a_probe_that_learns_it() -> None:
+def test_bayes_accuracy_by_hand_and_learners_that_reach_it() -> None:
     world = by_hand()
-    assert checks.accuracy(world, world.label_posterior) == pytest.approx(0.15 + 0.25 * 0.6 + 0.6)
-    curve = checks.probe_curve(world, world.phi, sizes=(3, 3000), draws=5)
-    assert curve[-1][1] == pytest.approx(0.9) and curve[0][1] < curve[-1][1]
-    blind = checks.probe_curve(world, np.ones((3, 1)), sizes=(3000,), draws=2)
-    assert blind[0][1] == pytest.approx(0.75)
-    assert all(row.holds for row in checks.generalisation(world, curve))
-    assert not all(row.holds for row in checks.generalisation(world, [*curve, *blind]))
+    assert generalisation.accuracy(world, world.label_posterior) == pytest.approx(0.15 + 0.25 * 0.6 + 0.6)
+    curves = {
+        name: generalisation.curve(world, learn, sizes=(3, 3000), draws=5)
+        for name, learn in generalisation.learners(world).items()
+    }
+    *near, turned = (found[-1][1] for found in curves.values())
+    assert near == pytest.approx([0.9, 0.9, 0.9]) and turned < 0.9
+    assert all(row.holds for row in generalisation.generalisation(world, curves))
+    blind = partial(generalisation.least_squares, world, np.ones((3, 1)))
+    curves["phi, labels counted"] = generalisation.curve(world, blind, sizes=(3, 3000), draws=2)
+    assert curves["phi, labels counted"][-1][1] == pytest.approx(0.75)
+    assert not all(row.holds for row in generalisation.generalisation(world, curves))
+
+
+@pytest.mark.parametrize("world", some_worlds())
+def test_counting_all_labels_is_the_closed_form_head(world: theory.World) -> None:
+    x = np.repeat(np.arange(world.samples), 2)
+    sure = world.label_posterior.argmax(axis=1)[x]  # every sample with its likeliest label
+    scores = generalisation.counting(world, world.phi, x, sure)
+    pure = np.array([np.ptp(sure[world.phi[x, c] > 0]) == 0 for c in range(world.classes)])
+    if pure.all():
+        assert scores == pytest.approx(world.phi @ generalisation.head(world))
+    assert scores.sum(axis=1) == pytest.approx(1)  # sums of P(c|x), whatever label they went to
+
+
+def test_remembering_knows_what_it_saw_and_guesses_the_rest() -> None:
+    scores = generalisation.remembering(by_hand(), np.array([0, 2, 2]), np.array([0, 1, 1]))
+    assert scores.argmax(axis=1).tolist() == [0, 1, 1]
+
+
+def test_bounds_hold_in_many_worlds_and_a_broken_one_is_told() -> None:
+    found = bounds.by_world(count=2)
+    assert len(found) == 20 and all(row.holds for row in bounds.in_many_worlds(found))
+    broken = bounds.Bound(0.5, product=0.2, product_bound=0.1, spread=0.1, spread_bound=0.2)
+    assert [row.holds for row in bounds.in_many_worlds([*found, broken])] == [False, True]
 
 
 def test_one_hot_features_need_the_root() -> None:
-    assert all(row.holds for row in checks.one_hot_features(theory.one_hot()))
-    assert not any(row.holds for row in checks.one_hot_features(theory.overlapping()))
+    assert all(row.holds for row in bounds.one_hot_features(theory.one_hot()))
+    assert not any(row.holds for row in bounds.one_hot_features(theory.overlapping()))
 
 
 # All of it
 
 
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimum, "smooth_maps", partial(optimum.smooth_maps, steps=100))  # they stay away in any case
+    monkeypatch.setattr(optimum, "optimum", partial(optimum.optimum, steps=500))
+
+
 def test_a_study_of_a_given_world_has_rows_in_words(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(checks, "smooth_maps", partial(checks.smooth_maps, steps=100))  # they stay away in any case
-    monkeypatch.setattr(checks, "optimum", partial(checks.optimum, steps=500))
+    quick(monkeypatch)
     threads = torch.get_num_threads()
-    rows = theory.run_all(theory.parse("classes=2,overlap=0.2,per_class=1"))
+    study = theory.study(theory.parse("classes=2,overlap=0.2,per_class=1"))
+    rows = study.rows
     assert torch.get_num_threads() == threads
     assert capsys.readouterr().out == ""  # the bar goes to stderr
     assert {"NCL is symmetric NMF", "rotation symmetry", "unique solution", "sparsity"} <= {r.theorem for r in rows}
     assert all(row.claim and row.measured and isinstance(row.holds, bool) for row in rows)
     assert all(row.holds for row in rows), [row for row in rows if not row.holds]
+
+    theory.write_report(study, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("data:image/png;base64,") == 2  # rotations and labels; no sweeps over other worlds
+    assert all(html.escape(row.claim) in page.replace("&#39;", "&#x27;") for row in rows)
+    assert not re.search(r'(src|href)="(?!data:)', page) and f"{len(rows)} of {len(rows)} come out" in page
+
+
+def test_a_rotation_is_free_without_non_negativity_and_costs_with_it() -> None:
+    world = theory.random_world(seed=0, classes=3)
+    found = optimum.rotation(world, steps=500)
+    assert np.abs(found.nonnegative - world.phi).max() < 1e-3 and np.abs(found.signed - world.phi).max() > 0.1
+    assert found.cost[0] < 1e-20 and (np.diff(found.cost) > 0).all()
+    leaking = optimum.rotation(theory.leaking(world, 0.3), steps=10)
+    room = ob.room_to_rotate(theory.leaking(world, 0.3).phi)
+    assert 1 < room < 45
+    assert (leaking.cost[leaking.degrees < room] < 1e-20).all() and (leaking.cost[leaking.degrees > room] > 0).all()
+
+
+def test_every_figure_is_drawn_from_numbers_alone(tmp_path: Path) -> None:
+    points = [identifiability.Point(x, 0.5, 1.0, 0.7, 1.0, 0.8, 1.0, 0.9) for x in (4, 6, 8)]
+    kinds = [replace(point, x=name) for point, name in zip(points, ("unique", "some", "none"), strict=True)]
+    study = theory.Study(by_hand(), 0, by_kind=kinds, by_overlap=points, by_width=points)
+    study.bounds, study.rotations = bounds.by_world(count=1), [optimum.rotation(by_hand(), steps=5)]
+    study.by_labels = {name: [(5, 0.5), (10, 0.9)] for name in generalisation.learners(by_hand())}
+    study.rows = [theory.Row("<b>bold</b>", "1 < 2", "no", False)]
+    theory.write_report(study, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("data:image/png;base64,") == 6 and "&lt;b&gt;" in page and "0 of 1 come out" in page
+    for figure in report.figures(study):
+        with Image.open(io.BytesIO(figure.picture)) as picture:
+            assert picture.width == 2 * figure.width and len(picture.convert("RGB").getcolors(10**6) or ()) > 20

@@ -322,30 +322,44 @@ def make_report(
     screen.print(f"written: {path}", soft_wrap=True)
 
 
-def theory(world: str | None = None, seed: int = 0, json: bool = False) -> None:
+def theory(
+    world: str | None = None,
+    seed: int = 0,
+    out: Path = Path("runs/theory.html"),
+    overwrite: bool = False,
+    json: bool = False,
+) -> None:
     """The paper's theorems as numbers, on worlds small enough to solve exactly: claim, measured, whether it holds.
+
+    Also written is one HTML page with the table and the figures.
 
     Examples:
       nonneg theory
-      nonneg theory --world overlap=0.2,classes=8
-      nonneg theory --world leak=0.2 --json
+      nonneg theory --world overlap=0.2,classes=8 --out mine.html
+      nonneg theory --world leak=0.2 --json --overwrite
 
     Args:
         world: A world of your own, by its knobs: classes, per_class, overlap, leak, labels, seed. Where it breaks an
             assumption, the theorems that need it do not hold.
         seed: Of the worlds and starts.
+        out: The page to write.
+        overwrite: Replace that file if it exists.
         json: Print the rows as JSON.
     """
     from nonneg import theory as room  # it brings a solver along, which no other verb needs
 
-    rows = room.run_all(room.parse(world) if world else None, seed=seed)
+    if out.exists() and not overwrite:
+        raise BadInput(f"{out} already exists; add --overwrite to replace it, or --out for another file")
+    study = room.study(room.parse(world) if world else None, seed=seed)
+    room.write_report(study, out)
     if json:
-        _print_json([asdict(row) for row in rows])
+        _print_json([asdict(row) for row in study.rows])
         return
     table = Table("theorem", "claim", "measured", "holds")
-    for row in rows:
+    for row in study.rows:
         table.add_row(row.theorem, row.claim, row.measured, "yes" if row.holds else "NO")
     screen.print(table)
+    screen.print(f"{sum(row.holds for row in study.rows)} of {len(study.rows)} hold; figures: {out}", soft_wrap=True)
 
 
 def make_reproduction(

@@ -1,6 +1,9 @@
 """The paper's theory, executable: worlds small enough to solve exactly, where every theorem is a number."""
 
-from nonneg.theory.checks import Point, Row, Study, run_all, study
+from nonneg.theory.identifiability import Point
+from nonneg.theory.report import write_report
+from nonneg.theory.row import Row
+from nonneg.theory.studies import Study, run_all, study
 from nonneg.theory.worlds import (
     World,
     chained,
@@ -28,4 +31,5 @@ __all__ = [
     "run_all",
     "study",
     "translated",
+    "write_report",
 ]
