@@ -22,6 +22,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
     "corruptions": {"errors"},
     "theory": {"losses", "maps", *BASE},
     "encoder": {"backbones", "maps", *BASE},
+    "classifier": {"encoder", "maps", *BASE},
     "data": BASE,
     "augment": {"augment_cuda", "errors"},
     "augment_cuda": {"augment", "errors"},
