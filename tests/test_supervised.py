@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from nonneg import augment, backbones, classifier, cli, data, encoder, explain, files, maps, optim, rundir, supervised
+from nonneg import augment, backbones, classifier, cli, data, encoder, explain, files, maps, optim, rundir
 from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
@@ -46,7 +46,9 @@ def few(digits: tuple[Dataset, Dataset]) -> tuple[Dataset, Dataset]:
 def trained(digits: tuple[Dataset, Dataset], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier of digits, with an MLP, that is mostly right."""
     folder = tmp_path_factory.mktemp("classifier") / "run"
-    train_classifier(replace(TINY, projector=(32, 24), epochs=8, lr=6.4, test_every=3), folder, data=digits)
+    run = replace(TINY, backbone=partial(backbones.small_net, width=8), projector=(32, 24), augment=augment.none)
+    run = replace(run, optimizer=optim.adamw, lr=0.04, epochs=8, test_every=3, checkpoint_seconds=60.0)
+    train_classifier(run, folder, data=digits)
     return folder
 
 
@@ -73,7 +75,9 @@ def tell(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, s
 # --- what a run is ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run", [*CLASSIFIERS.values(), replace(TINY, pretrained=Path("a b"), weight_map=maps.rep_relu)])
+@pytest.mark.parametrize(
+    "run", [*CLASSIFIERS.values(), replace(TINY, pretrained=Path("a b"), weight_map=maps.rep_relu)]
+)
 def test_a_classifiers_run_survives_json(run: ClassifierRun) -> None:
     back = from_json(run.to_json(), Path("run.json"), ClassifierRun)
     assert back.to_json() == run.to_json() and isinstance(back, ClassifierRun)
@@ -255,7 +259,9 @@ def test_labels_that_no_classifier_can_learn_get_one_sentence(tmp_path: Path, fe
     with pytest.raises(BadInput, match=r"all 256 training images are of one class, '3'; give two at least"):
         check(one, test)
     unnamed = replace(train, labels=train.labels % 4, classes=None)
-    with pytest.raises(BadInput, match=r"a test image has the label 9, but the training images know the classes 0 to 3"):
+    with pytest.raises(
+        BadInput, match=r"a test image has the label 9, but the training images know the classes 0 to 3"
+    ):
         check(unnamed, replace(test, classes=None))
     with pytest.raises(BadInput, match=r"labels run from 0 to 9, but must be 0 to 3"):
         replace(train, classes=["a", "b", "c", "d"])
@@ -314,7 +320,9 @@ def test_explained_votes_are_the_models(trained: Path, digits: tuple[Dataset, Da
 def test_a_few_telling_images_are_chosen_mistakes_first(trained: Path) -> None:
     found, _ = explain.explain_run(trained)
     right = [e.truth == e.said for e in found]
-    assert len(found) == 6 and right == sorted(right) and len({e.said for e in found if e.truth == e.said}) == sum(right)
+    assert (
+        len(found) == 6 and right == sorted(right) and len({e.said for e in found if e.truth == e.said}) == sum(right)
+    )
     mistakes = [e.probability for e in found if e.truth != e.said]
     assert mistakes == sorted(mistakes, reverse=True) and len(mistakes) == 3
 
@@ -337,7 +345,9 @@ def test_from_labelled_folder_to_explanation(tmp_path: Path, capsys: pytest.Capt
     code, text, err = tell(capsys, "train-classifier", *where, "--resume")  # finished: nothing is left to do
     assert code == 0 and "of the test images right" in text, err
     picture = photos / "light" / "3.png"
-    code, text, err = tell(capsys, "explain", out, "--image", picture, "--top", 3, "--json", "--out", tmp_path / "w.png")
+    code, text, err = tell(
+        capsys, "explain", out, "--image", picture, "--top", 3, "--json", "--out", tmp_path / "w.png"
+    )
     (e,) = json.loads(text)["predictions"]
     assert code == 0 and e["said"] in ("dark", "light") and e["truth"] is None and len(e["votes"]) == 3, err
     assert sum(e["votes"]) + e["rest"] == pytest.approx(e["logit"], rel=1e-4) and (tmp_path / "w.png").exists()

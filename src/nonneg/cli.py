@@ -21,8 +21,9 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 import nonneg
 from nonneg import explain, files, reproduce, rundir, supervised, workflow
 from nonneg.errors import BadInput, unknown
+from nonneg.loop import Interrupted
 from nonneg.run import CLASSIFIERS, RECIPES, ClassifierRun, Run, SomeRun, Training
-from nonneg.train import Interrupted, train
+from nonneg.train import train
 
 HELP = """nonneg: features you can read, by non-negative contrastive learning.
 
@@ -108,8 +109,7 @@ def _train(args: list[str]) -> None:
     folder = chosen.folder(chosen.run)
     if chosen.resume and (folder / "run.json").exists():  # flags left out keep what the run was begun with
         chosen = parse(_begun(folder, name, Run))
-    how = {"resume": chosen.resume, "previous": chosen.previous, "overwrite": chosen.overwrite}
-    train(chosen.run, folder, **how)
+    train(chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite)
     last = rundir.read_log(folder)[-1]
     if chosen.json:
         _print_json({"run": str(folder), **last})
@@ -130,8 +130,9 @@ def _train_classifier(args: list[str]) -> None:
     folder = chosen.folder(chosen.run, "classifier-")
     if chosen.resume and (folder / "run.json").exists():
         chosen = parse(_begun(folder, name, ClassifierRun))
-    how = {"resume": chosen.resume, "previous": chosen.previous, "overwrite": chosen.overwrite}
-    supervised.train_classifier(chosen.run, folder, **how)
+    supervised.train_classifier(
+        chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite
+    )
     last = rundir.read_log(folder)[-1]
     if chosen.json:
         _print_json({"run": str(folder), **last})

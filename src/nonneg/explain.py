@@ -129,7 +129,7 @@ def _checked(indices: Sequence[int], n: int) -> list[int]:
 
 @torch.inference_mode()
 def _telling(model: Classifier, made: Features) -> list[int]:
-    """The surest mistakes among the test images, then the surest right answer of some classes; the first without labels."""
+    """The surest mistakes among the test images, then the surest right answer of some classes; or the first images."""
     if made.labels is None:
         return list(range(min(MISTAKES + RIGHT, len(made.ids))))
     sure = np.zeros(len(made.ids))
@@ -170,7 +170,7 @@ def draw(found: Sequence[Explained], images: Tensor, column: Column) -> bytes:
     top = 26
     write = figures._write
     write(figure, 14, 16, "Votes of features for the class that is predicted (dark), and of the same features for the "
-          "runner-up (pale)", size=8)  # fmt: skip
+          "runner-up (pale)", size=8, limit=140)  # fmt: skip
     for e, image, tall in zip(found, images, heights, strict=True):
         _block(figure, e, image, column, top=top, row=row)
         top += tall

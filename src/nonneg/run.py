@@ -155,7 +155,7 @@ class ClassifierRun(Training):
             raise BadInput(f"--test-every is {self.test_every}; it must be at least 1")
 
 
-SomeRun = TypeVar("SomeRun", Run, ClassifierRun)
+SomeRun = TypeVar("SomeRun", bound=Training)
 
 
 def from_json(values: dict[str, Any], where: Path, kind: type[SomeRun] = Run) -> SomeRun:

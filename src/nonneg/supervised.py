@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from nonneg import classifier, encoder, engine, finetune, loop, names, optim, rundir, steps
+from nonneg import classifier, encoder, engine, features, finetune, loop, metrics, names, optim, rundir, steps
 from nonneg.classifier import Classifier
 from nonneg.data import Dataset
 from nonneg.data.splits import hold_out
@@ -22,6 +22,7 @@ from nonneg.errors import BadInput
 from nonneg.finetune import WithHeads
 from nonneg.loop import Job, Keep, Rows, State
 from nonneg.run import ClassifierRun
+from nonneg.steps import EPS
 
 HEAD = "z"  # the head reads the features
 
@@ -76,6 +77,7 @@ def train_classifier(
         keep=Keep(
             folder,
             describe(run, train),
+            defaults=ClassifierRun().to_json(),
             again=f"nonneg {run.verb} {run.to_json()['data']} --out {folder} --resume",
             seconds=run.checkpoint_seconds,
             tensorboard=run.tensorboard,
@@ -86,13 +88,9 @@ def train_classifier(
     )
     warmup = min(run.warmup_epochs, run.epochs - 1) * per_epoch
     rate = partial(optim.warmup_cosine, peak=run.lr * n / 256, warmup=warmup, total=run.epochs * per_epoch)
-    loop.run_job(
-        job,
-        begin=begin,
-        step=partial(
-            steps.labelled, batch_size=n, augmentation=run.augment, rate=rate, mode=mode, precision=precision
-        ),
-    )  # fmt: skip
+    how = {"mode": mode, "precision": precision}
+    step = partial(steps.labelled, batch_size=n, augmentation=run.augment, rate=rate, **how)  # pyright: ignore[reportArgumentType]
+    loop.run_job(job, begin=begin, step=step)
     classifier.save(model, folder)
     return model.eval()
 
@@ -130,8 +128,8 @@ def check(train: Dataset, test: Dataset) -> list[str]:
     for data, split in ((train, "training"), (test, "test")):
         if data.labels is None:
             raise BadInput(
-                f"{data.name}: the {split} images have no labels, and a classifier needs one for each; sort them into one "
-                "folder a class, or train without labels: nonneg train"
+                f"{data.name}: the {split} images have no labels, and a classifier needs one for each; sort them into "
+                "one folder a class, or train without labels: nonneg train"
             )
     assert train.labels is not None and test.labels is not None
     classes = train.classes or [str(i) for i in range(int(train.labels.max()) + 1)]
@@ -147,7 +145,9 @@ def check(train: Dataset, test: Dataset) -> list[str]:
             f"{len(classes) - 1}; remove it, or add images of its class"
         )
     if missing := [classes[i] for i in torch.nonzero(counts == 0).flatten().tolist()]:
-        engine.say(f"{train.name}: {len(missing)} of {len(classes)} classes have no training image, first {missing[0]!r}")
+        engine.say(
+            f"{train.name}: {len(missing)} of {len(classes)} classes have no training image, first {missing[0]!r}"
+        )
     return classes
 
 
@@ -182,7 +182,9 @@ def _start(run: ClassifierRun, train: Dataset) -> Encoder:
         raise BadInput(f"--from {run.pretrained}: {error}") from None
     mine = names.spell_or_custom(run.backbone, BACKBONE)
     if start.about["backbone"] != mine:
-        raise BadInput(f"--from {run.pretrained}: its backbone is {start.about['backbone']}, not {mine}; leave --backbone out")
+        raise BadInput(
+            f"--from {run.pretrained}: its backbone is {start.about['backbone']}, not {mine}; leave --backbone out"
+        )
     if start.about["channels"] != train.channels:
         theirs, ours = start.about["channels"], train.channels
         raise BadInput(f"--from {run.pretrained}: it takes images of {theirs} channels, and {train.name} has {ours}")
@@ -199,3 +201,36 @@ def epochs_to(levels: Sequence[float], log: Sequence[dict[str, Any]]) -> dict[fl
     """The first epoch whose test accuracy reached each level; None where none did."""
     tested = [(line["epoch"], line["test_accuracy"]) for line in log if "test_accuracy" in line]
     return {level: next((epoch for epoch, right in tested if right >= level), None) for level in levels}
+
+
+def trained(run: ClassifierRun, folder: Path, data: tuple[Dataset, Dataset], label: str) -> Classifier:
+    """The run's classifier: loaded if it is finished, continued if it was begun, trained otherwise."""
+    if (folder / "model.safetensors").exists():
+        train, _ = _split(run, *data)
+        rundir.check_same(describe(_settled(run), train), folder, defaults=ClassifierRun().to_json())
+    else:
+        train_classifier(run, folder, data=data, resume=(folder / "run.json").exists(), label=label)
+    return classifier.load(folder)  # always from the file: what is measured is what anyone can load
+
+
+def measures(
+    model: Classifier,
+    log: Sequence[dict[str, Any]],
+    test: Dataset | None,
+    *,
+    levels: Sequence[int],
+    device: torch.device,
+) -> dict[str, float | None]:
+    """Answers by the log, epochs to each level (in percent), class weights and, of test images, features."""
+    last, reached = log[-1], epochs_to([n / 100 for n in levels], log)
+    out: dict[str, float | None] = {"test_accuracy": last["test_accuracy"], "train_accuracy": last["accuracy"]}
+    out |= {f"epochs_to_{n}": reached[n / 100] for n in levels}
+    weights = model.head.weight_map(model.head.weight).detach()
+    out["dead_weights"] = model.head.dead().double().mean().item()
+    out["zero_weights"] = (weights.abs() < EPS).double().mean().item()
+    if test is not None:
+        made = features.extract(model.encoder, test, device=device)
+        out |= {"sparsity": metrics.sparsity(made.z), "live_features": metrics.live_features(made.z)}
+        if made.labels is not None and out["live_features"]:
+            out["class_consistency"] = metrics.class_consistency(made.z, made.labels)
+    return out
