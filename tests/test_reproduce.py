@@ -457,11 +457,13 @@ def test_the_search_comes_first_and_its_best_rate_is_used(tuned: tuple[Path, lis
     place, rows = tuned
     found = {line["name"]: line for line in lines(place, "supervised-1epochs")}
     searches = [name for name in found if "-search-" in name]
-    assert len(searches) == 8 and len(found) == 10 and list(found)[-2:] == ["digits-tuned-ce-s0", "digits-tuned-nce-s0"]
+    assert (
+        len(searches) == 12 and len(found) == 14 and list(found)[-2:] == ["digits-tuned-ce-s0", "digits-tuned-nce-s0"]
+    )
     for loss in ("ce", "nce"):
         mine = [found[name] for name in searches if name.startswith(f"digits-tuned-{loss}-search")]
-        best = max(line["measures"]["test_accuracy"] for line in mine)
-        rates = [line["run"]["lr"] for line in mine if line["measures"]["test_accuracy"] == best]
+        best = min(line["measures"]["test_loss"] for line in mine)
+        rates = [line["run"]["lr"] for line in mine if line["measures"]["test_loss"] == best]
         final = found[f"digits-tuned-{loss}-s0"]
         assert final["run"]["lr"] == min(rates) == final["measures"]["lr"]
         assert final["start"] == "maps/digits-identity-s0" and "pretrained" not in final["run"]
@@ -469,6 +471,8 @@ def test_the_search_comes_first_and_its_best_rate_is_used(tuned: tuple[Path, lis
         assert "class_consistency" in final["measures"] and all("sparsity" not in line["measures"] for line in mine)
     assert found["digits-tuned-ce-s0"]["measures"]["dead_weights"] == 0
     assert (place / "runs" / "maps" / "digits-identity-s0" / "model.safetensors").exists()  # was trained first
+    weights = {p.parent.name for p in (place / "runs" / "supervised-1epochs").glob("*/*.safetensors")}
+    assert weights == {"digits-tuned-ce-s0", "digits-tuned-nce-s0"}  # a search leaves its log
     row = find(rows, "test accuracy", "NCE, digits, fine-tuned")
     assert row.ours == pytest.approx(100 * found["digits-tuned-nce-s0"]["measures"]["test_accuracy"])
     assert find(rows, "epochs to 95 % test accuracy", "CE, digits, fine-tuned").cells()[3] == "not reached"
@@ -489,6 +493,6 @@ def test_classifiers_are_not_trained_twice_and_wait_for_their_search(
     with pytest.raises(pytest.fail.Exception):
         go(place, place, "supervised", change=tiny, only=("digits-tuned-nce-s2",), seeds=3)
     with pytest.raises(
-        BadInput, match=r"takes the learning rate that did best in a search, and 4 of its 4 runs are not"
+        BadInput, match=r"takes the learning rate that did best in a search, and 6 of its 6 runs are not"
     ):
         go(tmp_path, tmp_path, "supervised", change=tiny, only=("digits-scratch-nce-s0",))

@@ -128,13 +128,16 @@ def test_nce_learns_and_the_log_is_the_model(digits: tuple[Dataset, Dataset], tr
     assert log[-1]["test_accuracy"] > 0.8 and log[-1]["loss"] < log[0]["loss"] and 0 <= log[-1]["dead_weights"] < 1
     model, test = classifier.load(trained), digits[1]
     assert model.classes == [str(i) for i in range(10)]
-    right = 0
+    right, loss = 0, 0.0
     assert isinstance(test.images, Tensor) and test.labels is not None
     with torch.no_grad():
-        for i in range(0, len(test), 90):  # another way to the same number
-            right += int((model(test.images[i : i + 90].float() / 255).argmax(1) == test.labels[i : i + 90]).sum())
+        for i in range(0, len(test), 90):  # another way to the same numbers
+            logits, y = model(test.images[i : i + 90].float() / 255), test.labels[i : i + 90]
+            right += int((logits.argmax(1) == y).sum())
+            loss -= logits.log_softmax(1)[torch.arange(len(y)), y].double().sum().item()
         assert (model.encoder(test.images[:50].float() / 255) >= 0).all()
     assert log[-1]["test_accuracy"] == pytest.approx(right / len(test))
+    assert log[-1]["test_loss"] == pytest.approx(loss / len(test), rel=1e-4)
     assert log[-1]["dead_weights"] == pytest.approx(float((model.head.weight <= 0).double().mean()))
 
 
@@ -176,7 +179,7 @@ def test_a_resumed_classifier_is_the_uninterrupted_one(tmp_path: Path, few: tupl
     assert rundir.checkpoint_step(tmp_path / "cut") == 6 and not (tmp_path / "cut" / "model.safetensors").exists()
     train_classifier(cut, tmp_path / "cut", data=few, resume=True)
     assert same(tmp_path / "whole", tmp_path / "cut")
-    kept = ("epoch", "step", "loss", "accuracy", "test_accuracy", "dead_weights")
+    kept = ("epoch", "step", "loss", "accuracy", "test_accuracy", "test_loss", "dead_weights")
     logs = [[{k: line[k] for k in kept} for line in rundir.read_log(tmp_path / name)] for name in ("whole", "cut")]
     assert logs[0] == logs[1] and len(logs[0]) == 3
     with pytest.raises(BadInput, match="was begun with lr"):

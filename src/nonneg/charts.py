@@ -160,31 +160,40 @@ def robustness(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
     return _bytes(figure)
 
 
+LOSSES = {
+    "ce": ("CE", CL, "-"),
+    "nce": ("NCE", NCL, "-"),
+    "ce_mlp": ("CE + MLP", CL, "--"),
+    "nce_mlp": ("NCE + MLP", NCL, "--"),
+}
+SEARCH_POINTS = 15  # below the best accuracy of a search; what lies under that did not learn
+
+
 def learning(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """Test accuracy by epoch, CE against NCE, one panel a place; and what the search found at each learning rate.
+    """Test accuracy by epoch, CE against NCE, one column a place; under it what the search found at each learning rate.
 
     A panel holds `curves` (loss -> one list of (epoch, accuracy) a seed) and `search` (loss -> (rate, accuracy)).
     """
-    looks = {"ce": ("CE", CL, "-"), "nce": ("NCE", NCL, "-"), "ce_mlp": ("CE + MLP", CL, "--"),
-             "nce_mlp": ("NCE + MLP", NCL, "--")}  # fmt: skip
-    figure, grid = _panels(len(panels), 2, width=400, height=290)
+    figure, grid = _panels(len(panels), 2, width=340, height=240)
     for above, below, (title, found) in zip(*grid, panels.items(), strict=True):
-        for loss, (text, colour, dash) in looks.items():
-            seeds = [np.array(curve, dtype=float) for curve in found["curves"].get(loss, ())]
-            for curve in seeds if len(seeds) > 1 else ():
-                above.plot(curve[:, 0], 100 * curve[:, 1], dash, color=colour, linewidth=0.6, alpha=0.35)
-            if seeds:
-                mean = np.mean(seeds, axis=0)
-                above.plot(mean[:, 0], 100 * mean[:, 1], dash, color=colour, linewidth=1.6, label=text)
-            if points := sorted(found["search"].get(loss, ())):
-                rates, right = np.array(points).T
-                below.plot(rates, 100 * right, dash, color=colour, linewidth=1.4, marker="o", markersize=3, label=text)
-                below.set_xticks(rates, [f"{rate:g}" for rate in rates])
-        above.set_xlabel("epoch")
-        above.set_ylabel("test accuracy, %")
         below.set_xscale("log")
         below.minorticks_off()
-        below.set_xlabel("learning rate (20 epochs)")
+        rates, best, least = set(), 0.0, 100.0
+        for loss, (text, colour, dash) in LOSSES.items():
+            seeds = [np.array(curve, dtype=float) for curve in found["curves"].get(loss, ())]
+            if seeds:
+                mean = np.mean(seeds, axis=0)
+                above.plot(mean[:, 0], 100 * mean[:, 1], dash, color=colour, linewidth=1.4, label=text)
+            if points := sorted(found["search"].get(loss, ())):
+                x, y = np.array(points).T
+                below.plot(x, 100 * y, dash, color=colour, linewidth=1.2, marker="o", markersize=3)
+                rates, best, least = rates | {*x.tolist()}, max(best, 100 * y.max()), min(least, 100 * y.min())
+        if rates:
+            below.set_xticks(sorted(rates), [f"{rate:g}" for rate in sorted(rates)])
+            below.set_ylim(bottom=max(least - 1, best - SEARCH_POINTS), top=best + 1)
+        above.set_xlabel("epoch")
+        above.set_ylabel("test accuracy, %")
+        below.set_xlabel("learning rate, 20 epochs")
         below.set_ylabel("held-out accuracy, %")
         _title(above, title)
     _legend(grid[0][0])

@@ -475,12 +475,13 @@ def make_reproduction(
       nonneg reproduce cifar10 --report-only
       nonneg reproduce cifar10 --report-only --data-root data/
       nonneg reproduce maps --only digits
+      nonneg reproduce supervised --only digits-scratch
       nonneg reproduce bytes --only cifar10
       nonneg reproduce imagenet100 --data-root imagenet/ --classes classes.txt
 
     Args:
-        experiment: cifar10, cifar100, maps, sprites, wide or imagenet100; or, asked of their runs: bytes, selection,
-            disentanglement, robustness or identifiability.
+        experiment: cifar10, cifar100, maps, sprites, supervised, wide or imagenet100; or, asked of their runs: bytes,
+            selection, disentanglement, robustness or identifiability.
         data_root: Where the data are; left out, CIFAR is downloaded.
         only: Only these runs, by name or beginning (cl, ncl-s1).
         seeds: Only this many seeds.

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -135,10 +136,16 @@ class WithHeads(nn.Module):
         return _logits(self.encoder, self.heads, x)
 
 
-@torch.inference_mode()
+class Score(NamedTuple):
+    """The share of right answers, and the mean cross entropy of the images that could be read."""
+
+    accuracy: float
+    loss: float
+
+
 def accuracy(
     encoder: Encoder,
-    heads: Mapping[str, nn.Linear],
+    heads: Mapping[str, nn.Module],
     data: Dataset,
     *,
     device: str | torch.device = "cpu",
@@ -146,12 +153,28 @@ def accuracy(
     batch_size: int = 1000,
 ) -> dict[str, float]:
     """Each head's share of right answers on all of `data`, unaugmented, the encoder in evaluation mode."""
+    found = scores(encoder, heads, data, device=device, precision=precision, batch_size=batch_size)
+    return {place: score.accuracy for place, score in found.items()}
+
+
+@torch.inference_mode()
+def scores(
+    encoder: Encoder,
+    heads: Mapping[str, nn.Module],
+    data: Dataset,
+    *,
+    device: str | torch.device = "cpu",
+    precision: engine.Precision = "auto",
+    batch_size: int = 1000,
+) -> dict[str, Score]:
+    """Each head's accuracy and cross entropy on all of `data`, unaugmented, the encoder in evaluation mode."""
     device = torch.device(device)
     if data.labels is None:
         raise BadInput(f"{data.name} has no labels: accuracy needs labelled images")
     precision = engine.choose("eager", precision, device)[1]  # pyright: ignore[reportAssignmentType]
     encoder = encoder.to(device).eval()
     right = torch.zeros(len(heads), dtype=torch.int64, device=device)
+    losses, unread = torch.zeros(len(heads), dtype=torch.float64, device=device), 0
     batches = stream.in_order(data.images, batch_size=batch_size, device=device)
     for (images, bad), labels in zip(batches, data.labels.split(batch_size), strict=True):
         y = labels.clone()
@@ -160,10 +183,14 @@ def accuracy(
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             logits = _logits(encoder, heads, x.contiguous(memory_format=torch.channels_last))
         right += torch.stack([(v.argmax(1) == y).sum() for v in logits.values()])
-    return {place: count / len(data) for place, count in zip(heads, right.tolist(), strict=True)}
+        each = [F.cross_entropy(v, y, ignore_index=-1, reduction="sum") for v in logits.values()]
+        losses, unread = losses + torch.stack(each), unread + len(bad)
+    n = len(data)
+    found = zip(heads, right.tolist(), losses.tolist(), strict=True)
+    return {place: Score(count / n, loss / max(n - unread, 1)) for place, count, loss in found}
 
 
-def _logits(encoder: Encoder, heads: nn.ModuleDict | Mapping[str, nn.Linear], x: Tensor) -> dict[str, Tensor]:
+def _logits(encoder: Encoder, heads: nn.ModuleDict | Mapping[str, nn.Module], x: Tensor) -> dict[str, Tensor]:
     """B x C for each head; the encoder in whatever precision holds here, the heads always in float32."""
     places = {"h": encoder.features(x)}
     if "z" in heads:

@@ -128,6 +128,8 @@ def reproduce(
                 if run_name in experiment.starts:
                     run = replace(run, pretrained=_start(run, experiment.starts[run_name], runs, change))
                 _put(results / f"{name}.jsonl", _classify_one(name, run_name, experiment, run, folder))
+                if run.validation:  # a search: its line says what it was for, and weights take much room
+                    rundir.keep_the_log(folder)
                 continue
             for line in _run_one(name, run_name, experiment, run, folder, results):
                 _put(results / f"{name}.jsonl", line)

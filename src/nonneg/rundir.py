@@ -71,6 +71,12 @@ def claim(about: dict[str, Any], folder: Path) -> None:
     files.write_json(folder / "run.json", about)
 
 
+def keep_the_log(folder: Path) -> None:
+    """Remove the weights of a run of which only the log is wanted."""
+    for name in (CHECKPOINT, PREVIOUS, "model.safetensors", "head.safetensors"):
+        (folder / name).unlink(missing_ok=True)
+
+
 def read_run(folder: Path, kind: type[SomeRun] = Run) -> tuple[SomeRun, dict[str, Any]]:
     """The Run (or a run of another kind) of a folder, and all else that run.json holds."""
     about = read_about(folder, next(name for name, each in KINDS.items() if each is kind))

@@ -59,9 +59,10 @@ def train_classifier(
     def after_epoch(epoch: int) -> dict[str, Any]:
         if epoch % run.test_every and epoch < run.epochs:
             return {}
-        right = finetune.accuracy(model.encoder, {HEAD: model.head}, test, device=device, precision=run.precision)
+        found = finetune.scores(model.encoder, {HEAD: model.head}, test, device=device, precision=run.precision)[HEAD]
         model.train()
-        return {"test_accuracy": right[HEAD], "dead_weights": model.head.dead().double().mean().item()}
+        dead = model.head.dead().double().mean().item()
+        return {"test_accuracy": found.accuracy, "test_loss": found.loss, "dead_weights": dead}
 
     job = Job(
         rows=rows,
@@ -223,7 +224,8 @@ def measures(
 ) -> dict[str, float | None]:
     """Answers by the log, epochs to each level (in percent), class weights and, of test images, features."""
     last, reached = log[-1], epochs_to([n / 100 for n in levels], log)
-    out: dict[str, float | None] = {"test_accuracy": last["test_accuracy"], "train_accuracy": last["accuracy"]}
+    out: dict[str, float | None] = {k: last[k] for k in ("test_accuracy", "test_loss")}
+    out["train_accuracy"] = last["accuracy"]
     out |= {f"epochs_to_{n}": reached[n / 100] for n in levels}
     weights = model.head.weight_map(model.head.weight).detach()
     out["dead_weights"] = model.head.dead().double().mean().item()
