@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from nonneg import augment, backbones, classifier, cli, data, encoder, explain, files, maps, optim, rundir
-from nonneg.data import Dataset
+from nonneg.data import Dataset, stream
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
 from nonneg.run import CLASSIFIERS, RECIPES, ClassifierRun, Run, classifier_of, from_json
@@ -208,6 +208,38 @@ def test_validation_holds_out_a_fifth_and_never_looks_at_the_test_images(
     assert about["data"]["images"] == 256 - round(256 / 5) and about["kind"] == "classifier"
     share = logs[0][-1]["test_accuracy"] * round(256 / 5)
     assert share == pytest.approx(round(share))  # a whole number of the 51
+
+
+class InThisProcess:
+    """Stands in for the decoding processes, which take seconds to start and have tests of their own."""
+
+    def __init__(self, count: int) -> None:
+        del count
+
+    def __enter__(self) -> "InThisProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    fill = staticmethod(stream.decode_into)
+
+
+def test_images_on_disk_give_the_classifier_that_images_in_memory_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "Decoders", InThisProcess)
+    images = torch.randint(0, 256, (40, 3, 12, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    paths = [str(tmp_path / f"{i}.png") for i in range(40)]
+    for path, image in zip(paths, images, strict=True):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    resident = Dataset("forty", images, torch.arange(40) % 2, ["a", "b"], paths)
+    lazy = replace(resident, images=stream.Files(paths, [Path(p).stat().st_size for p in paths], 12))
+    run = replace(TINY, batch_size=8, validation=True)
+    for name, each in (("memory", resident), ("disk", lazy)):
+        train_classifier(run, tmp_path / name, data=(each, each))
+    assert same(tmp_path / "memory", tmp_path / "disk")
+    scores = [[line["test_loss"] for line in rundir.read_log(tmp_path / name)] for name in ("memory", "disk")]
+    assert scores[0] == scores[1] and len(scores[0]) == 2
 
 
 # --- from a pretrained run -------------------------------------------------------------------------------------------
