@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from nonneg import finetune
 from nonneg.errors import BadInput, unknown
+from nonneg.evaluate import Features
 from nonneg.finetune import ProbeRun
 from nonneg.run import ClassifierRun, Run
 
@@ -35,6 +36,10 @@ MEASURES = {  # what a table may show: its text, and what the stored number is m
     "live_features": ("live features", COUNT),
     "dead_features": ("dead features", COUNT),
     "effective_rank": ("effective rank", COUNT),
+    "activation_fall": ("fall of expected activation from the C-th feature to the 2C-th", POINTS),
+    "expected_activation_top": ("expected activation in the 10 largest features", POINTS),
+    "activations_90": ("features that hold 90 % of expected activation", COUNT),
+    "eigenvalues_90": ("eigenvalues that hold 90 % of their sum", COUNT),
     "active_per_sample_median": ("active features per sample, median", COUNT),
     "active_least": ("active features per sample, least", COUNT),
     "active_under_20": ("samples with under 20 active features", POINTS),
@@ -64,6 +69,11 @@ def nothing_more(probed: Mapping[str, ProbeRun], run: Run) -> dict[str, float]: 
     return {}
 
 
+def nothing_also(train: Features, test: Features) -> dict[str, Any]:  # noqa: ARG001
+    """No measure of the features beyond those that every experiment takes."""
+    return {}
+
+
 def as_declared(name: str, run: AnyRun, lines: Mapping[str, dict[str, Any]]) -> AnyRun:  # noqa: ARG001
     """Every setting is in the declaration; none waits for another run's result."""
     return run
@@ -88,6 +98,7 @@ class Experiment:
     borrowed: dict[str, tuple[str, str]] = field(default_factory=dict)  # run -> (experiment, run) that is the same
     prepare: Callable[[Path | None, Path, Path | None], Path | None] = as_given  # (data root, work, classes) -> root
     more: Callable[[Mapping[str, ProbeRun], Run], dict[str, float]] = nothing_more  # from the frozen probes
+    also: Callable[[Features, Features], dict[str, Any]] = nothing_also  # from the features; lists are for `draw`
     seeds: int | None = None  # so many unless more are asked for; None for all that are declared
     starts: dict[str, tuple[str, str]] = field(default_factory=dict)  # run -> (experiment, run) whose backbone it takes
     settle: Callable[[str, AnyRun, Mapping[str, dict[str, Any]]], AnyRun] = as_declared  # by results there are
