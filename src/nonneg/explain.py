@@ -158,7 +158,7 @@ def _column(test: Dataset, made: Features) -> Column:
 
 # The picture
 
-WIDTH, THUMB, SHOWN, LEFT, BARS = 900, 30, 6, 190, 450  # CSS pixels; the bitmap is twice that
+WIDTH, THUMB, SHOWN, LEFT, BARS = 960, 30, 6, 226, 514  # CSS pixels; the bitmap is twice that
 
 
 def draw(found: Sequence[Explained], images: Tensor, column: Column) -> bytes:
@@ -182,10 +182,10 @@ def _block(figure: Figure, e: Explained, image: Tensor, column: Column, *, top: 
     picture = figures._thumbnail(image[None], 2 * 96)
     figure.figimage(np.asarray(picture), 2 * 14, round(2 * (height - top - 42)) - picture.height, origin="upper")
     wrong = e.truth is not None and e.truth != e.said
-    figures._write(figure, 14, top + 16, f"{e.said}  {figures.percent(e.probability)}", size=12, weight="bold",
-                   color=NEGATIVE if wrong else INK, limit=24)  # fmt: skip
-    truth = "" if e.truth is None else f"; it is {e.truth}" if wrong else "; right"
-    figures._write(figure, 14, top + 32, f"{e.name}{truth}", size=8, limit=30)
+    said = f"{figures.printable(e.said, 12)}  {figures.percent(e.probability)}"
+    figures._write(figure, 14, top + 16, said, size=11, weight="bold", color=NEGATIVE if wrong else INK)
+    truth = "" if e.truth is None else f"it is {figures.printable(e.truth, 12)}; " if wrong else "right; "
+    figures._write(figure, 14, top + 32, f"{truth}image {e.name}", size=8, limit=34)
     figures._write(figure, LEFT, top + 16, f"logit {e.logit:.2f} = the sum of these votes", size=9, color=INK)
     figures._write(figure, LEFT, top + 32, f"runner-up: {e.runner_up}, {e.runner_up_logit:.2f}", size=8, limit=60)
     grid = figures.feature_grid(column, e.features, SHOWN, size=2 * THUMB)
@@ -212,4 +212,4 @@ def _block(figure: Figure, e: Explained, image: Tensor, column: Column, *, top: 
         axes.barh(i + 0.22, other, height=0.2, color=colour, alpha=0.35)
         axes.annotate(f"{vote:.2f}", (vote, i - 0.14), (4 if vote >= 0 else -4, 0), textcoords="offset points",
                       va="center", ha="left" if vote >= 0 else "right", fontsize=8, color=INK)  # fmt: skip
-        figures._write(figure, BARS - 74, top + 44 + row * (i + 0.5) + 3, name, size=8, limit=14)
+        figures._write(figure, BARS - 80, top + 44 + row * (i + 0.5) + 3, name, size=8, limit=14)
