@@ -492,6 +492,7 @@ def test_the_search_comes_first_and_its_best_rate_is_used(tuned: tuple[Path, lis
         assert final["start"] == "maps/digits-identity-s0" and "pretrained" not in final["run"]
         assert final["by_epoch"] == [[1, pytest.approx(final["measures"]["test_accuracy"], abs=1e-5)]]
         assert "class_consistency" in final["measures"] and all("sparsity" not in line["measures"] for line in mine)
+        assert final["images"] == [1347, 450] and all(line["images"] == [1078, 269] for line in mine)
     assert found["digits-tuned-ce-s0"]["measures"]["dead_weights"] == 0
     assert (place / "runs" / "maps" / "digits-identity-s0" / "model.safetensors").exists()  # was trained first
     weights = {p.parent.name for p in (place / "runs" / "supervised-1epochs").glob("*/*.safetensors")}

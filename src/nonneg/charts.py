@@ -19,8 +19,10 @@ NAMES = {
 }
 
 
-def _panels(columns: int, rows: int = 1, *, width: int = 460, height: int = 330) -> tuple[Figure, list[list[Axes]]]:
-    figure = Figure(figsize=(width * columns / 100, height * rows / 100), dpi=DPI, facecolor="white", layout="tight")
+def _panels(
+    columns: int, rows: int = 1, *, width: int = 460, height: int = 330, dpi: int = DPI
+) -> tuple[Figure, list[list[Axes]]]:
+    figure = Figure(figsize=(width * columns / 100, height * rows / 100), dpi=dpi, facecolor="white", layout="tight")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:
         _dress(axes)
@@ -203,7 +205,7 @@ def learning(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
 
     A panel holds `curves` (loss -> one list of (epoch, accuracy) a seed) and `search` (loss -> (rate, accuracy)).
     """
-    figure, grid = _panels(len(panels), 2, width=340, height=240)
+    figure, grid = _panels(len(panels), 2, width=340, height=240, dpi=110)  # lines only, four columns of them
     for above, below, (title, found) in zip(*grid, panels.items(), strict=True):
         below.set_xscale("log")
         below.minorticks_off()

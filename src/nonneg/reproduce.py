@@ -394,11 +394,15 @@ def _classify_one(
     log, test = rundir.read_log(folder), None if run.validation else data[1]
     found = supervised.measures(model, log, test, levels=ACCURACIES, device=run.torch_device())
     mode, precision = engine.choose(run.mode, run.precision, run.torch_device(), short=True)
-    line = _line(name, run_name, experiment, run, folder, {**found, "lr": run.lr}, began, data)
+    used = supervised.split(run, *data)
+    line = _line(name, run_name, experiment, run, folder, {**found, "lr": run.lr}, began, used)
     line["run"].pop("pretrained")  # a place on this machine
-    tested = [(e["epoch"], round(e["test_accuracy"], 5)) for e in log if "test_accuracy" in e]
+    line["classes"] = len(model.classes)  # their names, in a hundred lines, would be most of the file
     start = "/".join(experiment.starts[run_name]) if run_name in experiment.starts else None
-    return {**line, "mode": mode, "precision": precision, "start": start, "by_epoch": tested}
+    line |= {"mode": mode, "precision": precision, "start": start}
+    if not run.validation:  # of a search, how it ended and when it came how far is enough
+        line["by_epoch"] = [(e["epoch"], round(e["test_accuracy"], 5)) for e in log if "test_accuracy" in e]
+    return line
 
 
 def _start(run: ClassifierRun, start: tuple[str, str], runs: Path, change: Callable[..., Any] | None) -> Path:

@@ -42,7 +42,7 @@ def train_classifier(
     `data` is the training and the test images, if not the run's own.
     """
     run = _settled(run)
-    train, test = _split(run, *(data or (run.load("train"), run.load("test"))))
+    train, test = split(run, *(data or (run.load("train"), run.load("test"))))
     classes = check(train, test)
     assert train.labels is not None
     device, n, folder = run.torch_device(), run.batch_size, Path(folder)
@@ -113,7 +113,7 @@ def _settled(run: ClassifierRun) -> ClassifierRun:
     return replace(run, **paths)
 
 
-def _split(run: ClassifierRun, train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
+def split(run: ClassifierRun, train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
     """The images to train and to test on: with `validation`, four fifths and a fifth of the training images."""
     if not run.validation:
         return train, test
@@ -207,7 +207,7 @@ def epochs_to(levels: Sequence[float], log: Sequence[dict[str, Any]]) -> dict[fl
 def trained(run: ClassifierRun, folder: Path, data: tuple[Dataset, Dataset], label: str) -> Classifier:
     """The run's classifier: loaded if it is finished, continued if it was begun, trained otherwise."""
     if (folder / "model.safetensors").exists():
-        train, _ = _split(run, *data)
+        train, _ = split(run, *data)
         rundir.check_same(describe(_settled(run), train), folder, defaults=ClassifierRun().to_json())
     else:
         train_classifier(run, folder, data=data, resume=(folder / "run.json").exists(), label=label)
