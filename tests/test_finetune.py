@@ -212,6 +212,10 @@ def test_images_on_disk_give_the_probe_that_images_in_memory_give(
     Path(paths[3]).write_bytes(b"no longer a picture")  # stands in for another image then, and counts as missed
     damaged = probe(net, lazy, lazy, epochs=2, batch_size=6)["h"]
     whole = finetune.accuracy(damaged.encoder, {"h": damaged.head}, resident)["h"]
+    (part,) = finetune.scores(damaged.encoder, {"h": damaged.head}, lazy).values()
+    others = resident.subset([i for i in range(20) if i != 3])
+    (rest,) = finetune.scores(damaged.encoder, {"h": damaged.head}, others, batch_size=7).values()
+    assert part.accuracy == damaged.accuracy and part.loss == pytest.approx(rest.loss)  # the loss leaves it out
     assert torch.isfinite(damaged.head.weight).all() and whole - 0.05 <= damaged.accuracy + 1e-9 <= whole + 1e-8
 
 

@@ -18,7 +18,7 @@ from nonneg.experiments import MEASURES, Experiment, cifar10, imagenet100, metho
 from nonneg.kept_features import pack
 from nonneg.loop import Interrupted
 from nonneg.reproduce import Row, rows_json
-from nonneg.run import Run
+from nonneg.run import ClassifierRun, Run
 
 KEYS = {"measure", "method", "paper", "ours", "std", "seeds"}
 
@@ -81,6 +81,7 @@ def test_every_experiment_is_found_by_its_file_and_declares_sound_runs() -> None
         "spectral",
         "sprites",
         "supcon",
+        "supervised",
         "wide",
     ]
     for name in experiments.names():
@@ -133,6 +134,21 @@ def test_the_spectral_trio_differs_in_map_and_penalty_and_only_cifar_is_probed(c
     assert shown["linear probe", "SCL, CIFAR-10"] is None  # it is, and was not run
     again = go(tmp_path, cifar, "spectral", only=["ncl-s0", "digits-ncl-s0"])
     assert again == rows and len(lines(tmp_path, "spectral-1epochs")) == 2
+
+
+def test_ce_and_nce_differ_in_their_maps_alone_and_each_has_its_search() -> None:
+    runs = {name: run for name, run in experiments.find("supervised").runs.items() if isinstance(run, ClassifierRun)}
+    assert len(runs) == len(experiments.find("supervised").runs)
+    for name, run in runs.items():
+        if "-nce" in name:
+            ours, theirs = run.to_json(), runs[name.replace("-nce", "-ce")].to_json()
+            assert {k for k in ours if ours[k] != theirs[k]} == {"map", "weight_map"}
+            assert (ours["map"], ours["weight_map"], theirs["map"], theirs["weight_map"]) == (
+                "relu", "relu", "identity", "identity")  # fmt: skip
+        assert run.validation is ("-search-" in name) and (run.epochs == 20 or not run.validation)
+    scratch, tuned = (runs[f"cifar100-{start}-nce_mlp-s0"] for start in ("scratch", "tuned"))
+    assert (scratch.projector, scratch.epochs, tuned.epochs) == ((16384, 2048), 100, 50)  # the paper's
+    assert scratch.to_json()["optimizer"] == "lars" and scratch.to_json()["augment"] == "crop_flip"
 
 
 # --- end to end on CIFAR's layout --------------------------------------------------------------------------------
@@ -519,3 +535,66 @@ def test_a_tree_that_is_not_imagenets_is_refused(photos: Path, tmp_path: Path) -
 def test_the_measures_of_every_table_have_a_text() -> None:
     texts = [text for text, _ in MEASURES.values()]
     assert len(set(texts)) == len(texts)
+
+
+# --- classifiers, end to end on digits ---------------------------------------------------------------------------
+
+
+def tiny(run: Run | ClassifierRun) -> Run | ClassifierRun:
+    projector = (8, 6) if run.projector else ()
+    made = replace(run, backbone=partial(backbones.small_net, width=2), projector=projector, batch_size=256)
+    return replace(made, epochs=1, warmup_epochs=0)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
+    """Where CE and NCE, fine-tuned on digits, were reproduced small, and their table."""
+    place = tmp_path_factory.mktemp("tuned")
+    only = ("digits-tuned-ce", "digits-tuned-nce")
+    return place, go(place, place, "supervised", only=only, change=tiny)
+
+
+def test_the_search_comes_first_and_its_best_rate_is_used(tuned: tuple[Path, list[Row]]) -> None:
+    place, rows = tuned
+    found = {line["name"]: line for line in lines(place, "supervised-1epochs")}
+    searches = [name for name in found if "-search-" in name]
+    assert (
+        len(searches) == 12 and len(found) == 14 and list(found)[-2:] == ["digits-tuned-ce-s0", "digits-tuned-nce-s0"]
+    )
+    for loss in ("ce", "nce"):
+        mine = [found[name] for name in searches if name.startswith(f"digits-tuned-{loss}-search")]
+        best = min(line["measures"]["test_loss"] for line in mine)
+        rates = [line["run"]["lr"] for line in mine if line["measures"]["test_loss"] == best]
+        final = found[f"digits-tuned-{loss}-s0"]
+        assert final["run"]["lr"] == min(rates) == final["measures"]["lr"]
+        assert final["start"] == "maps/digits-identity-s0" and "pretrained" not in final["run"]
+        assert final["by_epoch"] == [[1, pytest.approx(final["measures"]["test_accuracy"], abs=1e-5)]]
+        assert "class_consistency" in final["measures"] and all("sparsity" not in line["measures"] for line in mine)
+        assert final["images"] == [1347, 450] and all(line["images"] == [1078, 269] for line in mine)
+    assert found["digits-tuned-ce-s0"]["measures"]["dead_weights"] == 0
+    assert (place / "runs" / "maps" / "digits-identity-s0" / "model.safetensors").exists()  # was trained first
+    weights = {p.parent.name for p in (place / "runs" / "supervised-1epochs").glob("*/*.safetensors")}
+    assert weights == {"digits-tuned-ce-s0", "digits-tuned-nce-s0"}  # a search leaves its log
+    row = find(rows, "test accuracy", "NCE, digits, fine-tuned")
+    assert row.ours == pytest.approx(100 * found["digits-tuned-nce-s0"]["measures"]["test_accuracy"])
+    assert find(rows, "epochs to 95 % test accuracy", "CE, digits, fine-tuned").cells()[3] == "not reached"
+    assert find(rows, "test accuracy", "CE, CIFAR-100, from scratch").cells()[3] == "not run"
+    assert not any(row.method == "search" for row in rows)
+    assert not any("30 %" in row.measure and "digits" in row.method for row in rows)
+    with Image.open(place / "results" / "figures" / "supervised-1epochs.png") as picture:
+        assert picture.height > picture.width / 2  # one column: the curves, the search
+
+
+def test_classifiers_are_not_trained_twice_and_wait_for_their_search(
+    tuned: tuple[Path, list[Row]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, rows = tuned
+    monkeypatch.setattr(reproduce, "_classify_one", lambda *_: pytest.fail("a classifier was started"))
+    assert go(place, place, "supervised", change=tiny, only=("digits-tuned-ce", "digits-tuned-nce")) == rows
+    assert go(place, place, "supervised", report_only=True) == rows
+    with pytest.raises(pytest.fail.Exception):
+        go(place, place, "supervised", change=tiny, only=("digits-tuned-nce-s2",), seeds=3)
+    with pytest.raises(
+        BadInput, match=r"takes the learning rate that did best in a search, and 6 of its 6 runs are not"
+    ):
+        go(tmp_path, tmp_path, "supervised", change=tiny, only=("digits-scratch-nce-s0",))

@@ -9,28 +9,36 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 __version__ = "0.1.0"
 
 from nonneg import augment, backbones, data, losses, maps, metrics, optim, probes
+from nonneg.classifier import Classifier, NonNegativeClassifier
+from nonneg.classifier import load as load_classifier
 from nonneg.data import Dataset
 from nonneg.encoder import Encoder, load, save
 from nonneg.errors import BadInput
 from nonneg.evaluate import measure
 from nonneg.features import Features, extract
-from nonneg.run import CIFAR, DIGITS, RECIPES, Run
+from nonneg.run import CIFAR, CLASSIFIERS, DIGITS, RECIPES, ClassifierRun, Run
+from nonneg.supervised import train_classifier
 from nonneg.train import train
 
 __all__ = [
     "CIFAR",
+    "CLASSIFIERS",
     "DIGITS",
     "RECIPES",
     "BadInput",
+    "Classifier",
+    "ClassifierRun",
     "Dataset",
     "Encoder",
     "Features",
+    "NonNegativeClassifier",
     "Run",
     "augment",
     "backbones",
     "data",
     "extract",
     "load",
+    "load_classifier",
     "losses",
     "maps",
     "measure",
@@ -39,4 +47,5 @@ __all__ = [
     "probes",
     "save",
     "train",
+    "train_classifier",
 ]

@@ -42,11 +42,13 @@ NAMES = {
 }
 
 
-# The figures of the analyses
+# The figures of the analyses and experiments
 
 
-def _panels(columns: int, rows: int = 1, *, width: int = 460, height: int = 330) -> tuple[Figure, list[list[Axes]]]:
-    figure = Figure(figsize=(width * columns / 100, height * rows / 100), dpi=DPI, facecolor="white", layout="tight")
+def _panels(
+    columns: int, rows: int = 1, *, width: int = 460, height: int = 330, dpi: int = DPI
+) -> tuple[Figure, list[list[Axes]]]:
+    figure = Figure(figsize=(width * columns / 100, height * rows / 100), dpi=dpi, facecolor="white", layout="tight")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:
         dress(axes)
@@ -212,6 +214,46 @@ def robustness(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
         _title(axes, f"{NAMES.get(name, name)}, {images} test images; dashed: clean")
         axes.legend(fontsize=7.5, frameon=False, labelcolor=INK, loc="upper right", ncols=2)
         axes.set_ylim(top=115)
+    return png_bytes(figure)
+
+
+LOSSES = {
+    "ce": ("CE", CL, "-"),
+    "nce": ("NCE", NCL, "-"),
+    "ce_mlp": ("CE + MLP", CL, "--"),
+    "nce_mlp": ("NCE + MLP", NCL, "--"),
+}
+SEARCH_POINTS = 15  # below the best accuracy of a search; what lies under that did not learn
+
+
+def learning(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """Test accuracy by epoch, CE against NCE, one column a place; under it what the search found at each learning rate.
+
+    A panel holds `curves` (loss -> one list of (epoch, accuracy) a seed) and `search` (loss -> (rate, accuracy)).
+    """
+    figure, grid = _panels(len(panels), 2, width=340, height=240, dpi=110)  # lines only, four columns of them
+    for above, below, (title, found) in zip(*grid, panels.items(), strict=True):
+        below.set_xscale("log")
+        below.minorticks_off()
+        rates, best, least = set(), 0.0, 100.0
+        for loss, (text, colour, dash) in LOSSES.items():
+            seeds = [np.array(curve, dtype=float) for curve in found["curves"].get(loss, ())]
+            if seeds:
+                mean = np.mean(seeds, axis=0)
+                above.plot(mean[:, 0], 100 * mean[:, 1], dash, color=colour, linewidth=1.4, label=text)
+            if points := sorted(found["search"].get(loss, ())):
+                x, y = np.array(points).T
+                below.plot(x, 100 * y, dash, color=colour, linewidth=1.2, marker="o", markersize=3)
+                rates, best, least = rates | {*x.tolist()}, max(best, 100 * y.max()), min(least, 100 * y.min())
+        if rates:
+            below.set_xticks(sorted(rates), [f"{rate:g}" for rate in sorted(rates)])
+            below.set_ylim(bottom=max(least - 1, best - SEARCH_POINTS), top=best + 1)
+        above.set_xlabel("epoch")
+        above.set_ylabel("test accuracy, %")
+        below.set_xlabel("learning rate, 20 epochs")
+        below.set_ylabel("held-out accuracy, %")
+        _title(above, title)
+    _legend(grid[0][0])
     return png_bytes(figure)
 
 

@@ -19,10 +19,10 @@ from rich.table import Column, Table
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
 import nonneg
-from nonneg import reproduce, rundir, workflow
+from nonneg import explain, files, reproduce, rundir, supervised, workflow
 from nonneg.errors import BadInput, unknown
 from nonneg.loop import Interrupted
-from nonneg.run import RECIPES, Run
+from nonneg.run import CLASSIFIERS, RECIPES, ClassifierRun, Run, SomeRun, Training
 from nonneg.train import train
 
 HELP = """nonneg: features you can read, by non-negative contrastive learning.
@@ -31,6 +31,8 @@ usage: nonneg VERB ...
 
   demo       train CL and NCL on digits, measure both, write a report   nonneg demo
   train      train on digits, cifar10, cifar100, sprites, folder, arrays  nonneg train folder --data-root photos/
+  train-classifier  with labels, by (non-negative) cross entropy        nonneg train-classifier digits
+  explain    which features voted for a classifier's prediction         nonneg explain runs/digits-classifier-relu-s0
   evaluate   measure a trained run; --all for every measure             nonneg evaluate runs/demo/ncl --all
   features   write the features of every image                          nonneg features runs/folder-rep_relu-s0
   select     shorter vectors, and what was lost                         nonneg select runs/demo/ncl --bytes 16
@@ -47,8 +49,28 @@ WIDEST = 24  # characters of a column
 PLAIN = ("sepin", "monosemanticity", "identifiability", "mig", "sap", "dci")  # measures that are not shares
 
 
-@dataclass(frozen=True)
-class _Train:
+@dataclass(frozen=True, kw_only=True)
+class _Into:
+    """Where a training is kept, and whether it is begun or continued."""
+
+    out: Path | None = None
+    """The run folder; left out, runs/DATA-MAP-sSEED (of a classifier, runs/DATA-classifier-MAP-sSEED)."""
+    resume: bool = False
+    """Continue the run in that folder, exactly where its last checkpoint was."""
+    previous: bool = False
+    """With --resume: from the checkpoint before the last."""
+    overwrite: bool = False
+    """Replace the run in that folder."""
+    json: bool = False
+    """Print the outcome as JSON."""
+
+    def folder(self, run: Training, kind: str = "") -> Path:
+        about = run.to_json()
+        return self.out or Path("runs") / f"{about['data']}-{kind}{about['map']}-s{run.seed}".replace(":", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Train(_Into):
     """Train on DATA and save the model in a run folder.
 
     Examples:
@@ -61,52 +83,137 @@ class _Train:
     """
 
     run: OmitArgPrefixes[Run]
-    out: Path | None = None
-    """The run folder; left out, runs/DATA-MAP-sSEED."""
-    resume: bool = False
-    """Continue the run in that folder, exactly where its last checkpoint was."""
-    previous: bool = False
-    """With --resume: from the checkpoint before the last."""
-    overwrite: bool = False
-    """Replace the run in that folder."""
-    json: bool = False
-    """Print the outcome as JSON."""
 
-    def folder(self) -> Path:
-        about = self.run.to_json()
-        return self.out or Path("runs") / f"{about['data']}-{about['map']}-s{self.run.seed}".replace(":", "-")
+
+@dataclass(frozen=True, kw_only=True)
+class _TrainClassifier(_Into):
+    """Train a classifier on labelled DATA and save it in a run folder; its test accuracy is in the log, by epoch.
+
+    relu on features and class weights (as it is) is non-negative cross entropy; identity on both is cross entropy.
+
+    Examples:
+      nonneg train-classifier digits
+      nonneg train-classifier digits --map identity --weight-map identity
+      nonneg train-classifier cifar100 --data-root data/ --projector 16384 2048
+      nonneg train-classifier folder --data-root photos/ --from runs/folder-rep_relu-s0 --epochs 50
+    """
+
+    run: OmitArgPrefixes[ClassifierRun]
 
 
 def _train(args: list[str]) -> None:
-    if not args or args[0] in ("-h", "--help"):
-        name, rest = "digits", ["--help"]
-    else:
-        name, rest = args[0], args[1:]
-    if name not in RECIPES:
-        raise (
-            unknown("data set", name, RECIPES)
-            if not name.startswith("-")
-            else BadInput(f"name a data set first ({', '.join(RECIPES)}), as in: nonneg train digits --epochs 20")
-        )
+    name, rest = _data_first(args, "train", RECIPES)
 
     def parse(run: Run) -> _Train:
-        return _parse(_Train, rest, f"nonneg train {name}", default=_Train(run))
+        return _parse(_Train, rest, f"nonneg train {name}", default=_Train(run=run))
 
     chosen = parse(RECIPES[name])
-    folder = chosen.folder()
+    folder = chosen.folder(chosen.run)
     if chosen.resume and (folder / "run.json").exists():  # flags left out keep what the run was begun with
-        begun = rundir.read_run(folder)[0]
-        if (stored := begun.to_json()["data"]) != name:
-            raise BadInput(f"{folder} was begun on {stored}, not {name}: nonneg train {stored} --out {folder} --resume")
-        chosen = parse(begun)
+        chosen = parse(_begun(folder, name, Run))
     train(chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite)
-    log = rundir.read_log(folder)
+    last = rundir.read_log(folder)[-1]
     if chosen.json:
-        _print_json({"run": str(folder), **log[-1]})
+        _print_json({"run": str(folder), **last})
     else:
-        screen.print(
-            f"trained: {folder} ({log[-1]['seconds']:.0f} s). Measure it with: nonneg evaluate {folder}", soft_wrap=True
-        )
+        said = f"trained: {folder} ({last['seconds']:.0f} s). Measure it with: nonneg evaluate {folder}"
+        screen.print(said, soft_wrap=True)
+
+
+def _train_classifier(args: list[str]) -> None:
+    name, rest = _data_first(args, "train-classifier", CLASSIFIERS)
+
+    def parse(run: ClassifierRun) -> _TrainClassifier:
+        return _parse(_TrainClassifier, rest, f"nonneg train-classifier {name}", default=_TrainClassifier(run=run))
+
+    chosen = parse(CLASSIFIERS[name])
+    if chosen.run.pretrained is not None:  # flags left out are those of the run that it begins with
+        chosen = parse(supervised.begin_with(chosen.run.pretrained, CLASSIFIERS[name]))
+    folder = chosen.folder(chosen.run, "classifier-")
+    if chosen.resume and (folder / "run.json").exists():
+        chosen = parse(_begun(folder, name, ClassifierRun))
+    supervised.train_classifier(
+        chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite
+    )
+    last = rundir.read_log(folder)[-1]
+    if chosen.json:
+        _print_json({"run": str(folder), **last})
+        return
+    where = "held-out" if chosen.run.validation else "test"
+    right = f"{last['test_accuracy']:.1%} of the {where} images right"
+    said = f"trained: {folder} ({last['seconds']:.0f} s), {right}. See why with: nonneg explain {folder}"
+    screen.print(said, soft_wrap=True)
+
+
+def _data_first(args: list[str], verb: str, recipes: Iterable[str]) -> tuple[str, list[str]]:
+    """The data set that a training verb names first, and its flags."""
+    known = list(recipes)
+    if not args or args[0] in ("-h", "--help"):
+        return "digits", ["--help"]
+    if args[0].startswith("-"):
+        raise BadInput(f"name a data set first ({', '.join(known)}), as in: nonneg {verb} digits --epochs 20")
+    if args[0] not in known:
+        raise unknown("data set", args[0], known)
+    return args[0], args[1:]
+
+
+def _begun(folder: Path, name: str, kind: type[SomeRun]) -> SomeRun:
+    """The run that was begun in a folder, if on this data set."""
+    begun = rundir.read_run(folder, kind)[0]
+    if (stored := begun.to_json()["data"]) != name:
+        again = f"nonneg {kind.verb} {stored} --out {folder} --resume"
+        raise BadInput(f"{folder} was begun on {stored}, not {name}: {again}")
+    return begun
+
+
+def explain_predictions(
+    run: Positional[Path],
+    index: tuple[int, ...] = (),
+    image: tuple[Path, ...] = (),
+    top: int = 5,
+    out: Path | None = None,
+    data_root: Path | None = None,
+    overwrite: bool = False,
+    json: bool = False,
+) -> None:
+    """Which features voted for a classifier's predictions, how much, and what they look at; as text and as a picture.
+
+    Votes are exactly additive: those of all features sum to the logit of the class.
+
+    Examples:
+      nonneg explain runs/digits-classifier-relu-s0
+      nonneg explain runs/digits-classifier-relu-s0 --index 3 17 --top 8
+      nonneg explain runs/photos --image new.jpg --out why.png
+
+    Args:
+        run: The run folder of a classifier.
+        index: Test images by number; left out (and without --image), the surest mistakes and some right answers.
+        image: Pictures in files.
+        top: How many features are named; the votes of the others are summed up.
+        out: The picture to write; left out, RUN/votes.png, which is replaced.
+        data_root: Where the data are now, if they were moved since training.
+        overwrite: Replace the file that --out names if it exists.
+        json: Print the votes as JSON.
+    """
+    path = out or run / "votes.png"
+    if out is not None and out.exists() and not overwrite:
+        raise BadInput(f"{out} already exists; add --overwrite to replace it")
+    found, picture = explain.explain_run(run, indices=index, pictures=image, k=top, data_root=data_root)
+    with files.atomic(path) as temporary:
+        temporary.write_bytes(picture)
+    if json:
+        _print_json({"picture": str(path), "predictions": [asdict(e) for e in found]})
+        return
+    for e in found:
+        truth = "" if e.truth is None else ", right" if e.truth == e.said else f", but it is {e.truth}"
+        table = Table("feature", f"vote for {e.said}", f"for {e.runner_up}",
+                      title=f"image {e.name}: {e.said} ({e.probability:.1%}){truth}")  # fmt: skip
+        for j, vote, other in zip(e.features, e.votes, e.against, strict=True):
+            table.add_row(str(j), f"{vote:.3f}", f"{other:.3f}")
+        table.add_row("all others", f"{e.rest:.3f}", f"{e.rest_against:.3f}", end_section=True)
+        table.add_row("sum (logit)", f"{e.logit:.3f}", f"{e.runner_up_logit:.3f}")
+        screen.print(table)
+    screen.print(f"drawn: {path}", soft_wrap=True)
 
 
 def demo(
@@ -384,12 +491,13 @@ def make_reproduction(
       nonneg reproduce cifar10 --report-only
       nonneg reproduce cifar10 --report-only --data-root data/
       nonneg reproduce maps --only digits
+      nonneg reproduce supervised --only digits-scratch
       nonneg reproduce bytes --only cifar10
       nonneg reproduce imagenet100 --data-root imagenet/ --classes classes.txt
 
     Args:
-        experiment: cifar10, cifar100, maps, supcon, sprites, wide or imagenet100; or, asked of their runs: bytes,
-            selection, disentanglement, robustness or identifiability.
+        experiment: cifar10, cifar100, maps, supcon, supervised, sprites, wide or imagenet100; or, asked of their runs:
+            bytes, selection, disentanglement, robustness or identifiability.
         data_root: Where the data are; left out, CIFAR is downloaded.
         only: Only these runs, by name or beginning (cl, ncl-s1).
         seeds: Only this many seeds.
@@ -459,8 +567,10 @@ def _sentence(box: str) -> str:
     return re.sub(r"^Error parsing run: ", "", first) + (f"; did you mean {meant}?" if meant else "")
 
 
+TRAINING = {"train": _train, "train-classifier": _train_classifier}
 VERBS: dict[str, Callable[..., None]] = {
     "demo": demo,
+    "explain": explain_predictions,
     "evaluate": evaluate,
     "features": features,
     "select": select,
@@ -483,12 +593,12 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(0)
     try:
         verb, rest = args[0], args[1:]
-        if verb == "train":
-            _train(rest)
+        if verb in TRAINING:
+            TRAINING[verb](rest)
         elif verb in VERBS:
             _parse(VERBS[verb], rest, f"nonneg {verb}")()
         else:
-            raise unknown("verb", verb, ["train", *VERBS])
+            raise unknown("verb", verb, [*TRAINING, *VERBS])
     except BadInput as error:
         if debug:
             traceback.print_exc()

@@ -130,7 +130,7 @@ def feature_grid(column: Column, features: Sequence[int] | np.ndarray, k: int = 
     longest = max(column.images.shape[-2:])
     size = size or (THUMBNAIL if longest < 24 else min(longest, THUMBNAIL))
     gap = max(4, size // 12)
-    width, height = _thumbnail(column.images[:1], size).size
+    width, height = thumbnail(column.images[:1], size).size
     canvas = Image.new("RGB", (k * (width + gap) - gap, max(1, len(features)) * (height + gap)), "white")
     draw = ImageDraw.Draw(canvas)
     for row, (feature, images) in enumerate(zip(features, top_images(column, features, k), strict=True)):
@@ -140,14 +140,14 @@ def feature_grid(column: Column, features: Sequence[int] | np.ndarray, k: int = 
             if place >= len(images):
                 draw.rectangle((x, y, x + width - 1, y + height - 1), fill=BLANK)
                 continue
-            canvas.paste(_thumbnail(column.images[int(images[place])][None], size), (x, y))
+            canvas.paste(thumbnail(column.images[int(images[place])][None], size), (x, y))
             if values[place] < 0:
                 mark = y + height + gap // 4
                 draw.rectangle((x, mark, x + width - 1, mark + 1), fill=NEGATIVE)
     return canvas
 
 
-def _thumbnail(image: Tensor, size: int) -> Image.Image:
+def thumbnail(image: Tensor, size: int) -> Image.Image:
     """A 1 x C x H x W uint8 image as RGB, its longest side `size` (a whole multiple under 24 pixels)."""
     pixels = image[0, :3] if image.shape[1] >= 3 else image[0, :1].expand(3, -1, -1)
     picture = Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).cpu().numpy()))
@@ -340,7 +340,7 @@ def hero(columns: Sequence[Column], *, rows: int = 8, seed: int = 0) -> bytes:
     figure = Figure(figsize=(panel * len(columns) / 100, round(high + 262) / 100), dpi=DPI, facecolor="white")
     for i, (column, colour) in enumerate(zip(columns, colours(columns), strict=True)):
         left = i * panel + 14
-        write = partial(_write, figure, left)
+        write = partial(write_at, figure, left)
         write(26, column.title, size=15, weight="bold", color=colour)
         under = " (blue line: negative)" if signed(column) else ""
         write(46, f"{column.subtitle}: top images of its {len(features[i])} most used features{under}", size=8)
@@ -388,9 +388,9 @@ def same_features(columns: Sequence[Column], *, rows: int = 8) -> bytes | None:
     figure = Figure(figsize=(panel * len(columns) / 100, (grids[0].height / 2 + 76) / 100), dpi=DPI, facecolor="white")
     for i, (column, colour) in enumerate(zip(columns, colours(columns), strict=True)):
         left = i * panel + 14
-        _write(figure, left, 26, column.title, size=15, weight="bold", color=colour)
+        write_at(figure, left, 26, column.title, size=15, weight="bold", color=colour)
         about = "features, from the most alike to the least" if i == 0 else "their matches"
-        _write(figure, left, 46, f"{column.subtitle}: {about}", size=8)
+        write_at(figure, left, 46, f"{column.subtitle}: {about}", size=8)
         notes = [f"alike {value:.2f}" for value in found[1][i]]
         _hero_grid(figure, column, found[0][i], grids[i], left=left, top=60, notes=notes)
     return png_bytes(figure)
@@ -430,7 +430,7 @@ def _sheet(titles: Sequence[str], tints: Sequence[str], rows: Sequence[Sequence[
     high = [max(panel.height for panel in row) for row in opened]
     figure = Figure(figsize=(width * len(titles) / 100, (head + sum(high) / scale) / 100), dpi=DPI, facecolor="white")
     for i, (title, tint) in enumerate(zip(titles, tints, strict=True)):
-        _write(figure, i * width + 14, 22, title, size=11, weight="bold", color=tint)
+        write_at(figure, i * width + 14, 22, title, size=11, weight="bold", color=tint)
     below = scale * head
     for row, tall in zip(opened, high, strict=True):
         for i, panel in enumerate(row):
@@ -453,7 +453,7 @@ def _hero_grid(
     """A feature grid pixel by pixel; beside each row its majority class, and how large that is or the row's note."""
     from_below = round(figure.get_size_inches()[1] * DPI) - 2 * top - grid.height
     figure.figimage(np.asarray(grid), 2 * left, from_below, origin="upper")
-    write = partial(_write, figure, left + grid.width / 2 + 9)
+    write = partial(write_at, figure, left + grid.width / 2 + 9)
     for row, images in enumerate(top_images(column, features)):
         middle, found = top + grid.height / 2 * (row + 0.5) / len(features), majority(column, images)
         name, under = found or (f"feature {features[row]}", 0)
@@ -462,7 +462,7 @@ def _hero_grid(
             write(middle + 11, notes[row] if notes else f"{under} of {len(images)}", size=7)
 
 
-def _write(
+def write_at(
     figure: Figure,
     x: float,
     y: float,

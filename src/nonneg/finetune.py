@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -116,7 +117,7 @@ def probe(
         steps.labelled, batch_size=n, augmentation=augmentation, rate=rate, mode=mode, precision=precision
     )  # fmt: skip
     s = loop.run_job(job, begin=begin, step=step)
-    assert isinstance(s.model, _WithHeads)
+    assert isinstance(s.model, WithHeads)
     heads: dict[str, nn.Linear] = {place: s.model.heads[place].requires_grad_(False) for place in on}  # pyright: ignore[reportAssignmentType]
     right = accuracy(s.model.encoder, heads, test, device=device, precision=precision)
     seconds = time.monotonic() - began
@@ -124,7 +125,7 @@ def probe(
     return {p: ProbeRun(right[p], seen[f"accuracy_{p}"], seconds, heads[p], s.model.encoder) for p in on}
 
 
-class _WithHeads(nn.Module):
+class WithHeads(nn.Module):
     """An encoder and linear heads on it; forward gives the logits of each head by its place."""
 
     def __init__(self, encoder: Encoder, heads: nn.ModuleDict) -> None:
@@ -135,10 +136,16 @@ class _WithHeads(nn.Module):
         return _logits(self.encoder, self.heads, x)
 
 
-@torch.inference_mode()
+class Score(NamedTuple):
+    """The share of right answers, and the mean cross entropy of the images that could be read."""
+
+    accuracy: float
+    loss: float
+
+
 def accuracy(
     encoder: Encoder,
-    heads: Mapping[str, nn.Linear],
+    heads: Mapping[str, nn.Module],
     data: Dataset,
     *,
     device: str | torch.device = "cpu",
@@ -146,12 +153,28 @@ def accuracy(
     batch_size: int = 1000,
 ) -> dict[str, float]:
     """Each head's share of right answers on all of `data`, unaugmented, the encoder in evaluation mode."""
+    found = scores(encoder, heads, data, device=device, precision=precision, batch_size=batch_size)
+    return {place: score.accuracy for place, score in found.items()}
+
+
+@torch.inference_mode()
+def scores(
+    encoder: Encoder,
+    heads: Mapping[str, nn.Module],
+    data: Dataset,
+    *,
+    device: str | torch.device = "cpu",
+    precision: engine.Precision = "auto",
+    batch_size: int = 1000,
+) -> dict[str, Score]:
+    """Each head's accuracy and cross entropy on all of `data`, unaugmented, the encoder in evaluation mode."""
     device = torch.device(device)
     if data.labels is None:
         raise BadInput(f"{data.name} has no labels: accuracy needs labelled images")
     precision = engine.choose("eager", precision, device)[1]  # pyright: ignore[reportAssignmentType]
     encoder = encoder.to(device).eval()
     right = torch.zeros(len(heads), dtype=torch.int64, device=device)
+    losses, unread = torch.zeros(len(heads), dtype=torch.float64, device=device), 0
     batches = stream.in_order(data.images, batch_size=batch_size, device=device)
     for (images, bad), labels in zip(batches, data.labels.split(batch_size), strict=True):
         y = labels.clone()
@@ -160,10 +183,14 @@ def accuracy(
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             logits = _logits(encoder, heads, x.contiguous(memory_format=torch.channels_last))
         right += torch.stack([(v.argmax(1) == y).sum() for v in logits.values()])
-    return {place: count / len(data) for place, count in zip(heads, right.tolist(), strict=True)}
+        each = [F.cross_entropy(v, y, ignore_index=-1, reduction="sum") for v in logits.values()]
+        losses, unread = losses + torch.stack(each), unread + len(bad)
+    n = len(data)
+    found = zip(heads, right.tolist(), losses.tolist(), strict=True)
+    return {place: Score(count / n, loss / max(n - unread, 1)) for place, count, loss in found}
 
 
-def _logits(encoder: Encoder, heads: nn.ModuleDict | Mapping[str, nn.Linear], x: Tensor) -> dict[str, Tensor]:
+def _logits(encoder: Encoder, heads: nn.ModuleDict | Mapping[str, nn.Module], x: Tensor) -> dict[str, Tensor]:
     """B x C for each head; the encoder in whatever precision holds here, the heads always in float32."""
     places = {"h": encoder.features(x)}
     if "z" in heads:
@@ -174,7 +201,7 @@ def _logits(encoder: Encoder, heads: nn.ModuleDict | Mapping[str, nn.Linear], x:
 
 def _with_heads(
     encoder: Encoder, train: Dataset, on: Sequence[Place], classes: int, tune: bool, seed: int
-) -> _WithHeads:
+) -> WithHeads:
     """A copy of the encoder, frozen unless tuned, and heads as nn.Linear draws them, the same for any `on`."""
     model = copy.deepcopy(encoder).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     model.train(tune).requires_grad_(tune)
@@ -184,7 +211,7 @@ def _with_heads(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             heads[place] = nn.Linear(width[place], classes)
-    return _WithHeads(model, heads)
+    return WithHeads(model, heads)
 
 
 def _digest(encoder: Encoder) -> str:

@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -33,25 +34,26 @@ from nonneg import (
     metrics,
     report,
     rundir,
+    supervised,
     workflow,
 )
 from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput, unknown
 from nonneg.evaluate import measure
-from nonneg.experiments import MEASURES, Experiment, begins, method_of
+from nonneg.experiments import ACCURACIES, MEASURES, AnyRun, Experiment, begins, method_of
 from nonneg.features import Features
 from nonneg.figures import Column
 from nonneg.loop import Interrupted
-from nonneg.run import Run
+from nonneg.run import ClassifierRun, Run
 from nonneg.train import describe, train
 
-NOT_RUN = "not run"
+NOT_RUN, NOT_REACHED = "not run", "not reached"  # the second where a run, or one of its seeds, has no such epoch
 
 
 @dataclass(frozen=True)
 class Row:
-    """One cell of the paper beside ours: the mean and the standard deviation over `seeds` runs, None where not run."""
+    """One cell of the paper beside ours: mean and standard deviation over `seeds` runs; None if not run or reached."""
 
     measure: str
     method: str
@@ -67,7 +69,8 @@ class Row:
     def cells(self) -> tuple[str, str, str, str, str, str]:
         """Measure, method, paper, ours, difference, seeds, as text."""
         spread = "" if self.std is None else f" ± {self.std:.1f}"
-        ours = NOT_RUN if self.ours is None else f"{self.ours:.1f}{spread}"
+        none = NOT_REACHED if self.seeds else NOT_RUN
+        ours = none if self.ours is None else f"{self.ours:.1f}{spread}"
         paper = "" if self.paper is None else f"{self.paper:.1f}"
         difference = "" if self.difference is None else f"{self.difference:+.1f}"
         return self.measure, self.method, paper, ours, difference, str(self.seeds)
@@ -86,7 +89,7 @@ def reproduce(
     batch_size: int | None = None,
     classes: Path | None = None,
     device: str = "auto",
-    change: Callable[[Run], Run] | None = None,
+    change: Callable[[Any], Any] | None = None,
 ) -> list[Row]:
     """Train and evaluate every declared run of an experiment that has no result yet, and return its table.
 
@@ -116,9 +119,18 @@ def reproduce(
         root = experiment.prepare(data_root, runs / name / "data", classes) if todo else None
         for i, run_name in enumerate(todo):
             run = replace(experiment.runs[run_name], data_root=root, device=device)
+            run = experiment.settle(run_name, run, _results(name, experiment, results))
             run = change(run) if change else run
             engine.say(f"{name}: {run_name}, {i + 1} of {len(todo)} to do")
-            for line in _run_one(name, run_name, experiment, run, runs / name / run_name, results):
+            folder = runs / name / run_name
+            if isinstance(run, ClassifierRun):
+                if run_name in experiment.starts:
+                    run = replace(run, pretrained=_start(run, experiment.starts[run_name], runs, change))
+                _put(results / f"{name}.jsonl", _classify_one(name, run_name, experiment, run, folder))
+                if run.validation:  # a search: its line says what it was for, and weights take much room
+                    rundir.keep_the_log(folder)
+                continue
+            for line in _run_one(name, run_name, experiment, run, folder, results):
                 _put(results / f"{name}.jsonl", line)
         if any(run_name in todo for run_name in experiment.show):
             write_figures(name, experiment, results=results, runs=runs)
@@ -229,18 +241,20 @@ def table(name: str, experiment: Experiment, results: Path) -> list[Row]:
     for key in experiment.table:
         text, scale = MEASURES[key]
         for method, called in experiment.methods.items():
-            mine = [line["measures"].get(key) for run_name, line in done.items() if method_of(run_name) == method]
+            if not experiment.rows(key, method):
+                continue
+            mine = [line["measures"] for run_name, line in done.items() if method_of(run_name) == method]
+            mine = [measures[key] for measures in mine if key in measures]
             values = [scale * v for v in mine if v is not None]
-            if mine and not values and (key, method) not in experiment.paper:
-                continue  # not a measure of these runs
+            whole = len(values) == len(mine)  # else the mean would be of those seeds alone that came so far
             rows.append(
                 Row(
                     measure=text,
                     method=called,
                     paper=experiment.paper.get((key, method)),
-                    ours=statistics.fmean(values) if values else None,
-                    std=statistics.stdev(values) if len(values) > 1 else None,
-                    seeds=len(values),
+                    ours=statistics.fmean(values) if values and whole else None,
+                    std=statistics.stdev(values) if len(values) > 1 and whole else None,
+                    seeds=len(mine),
                 )
             )
     return rows
@@ -270,6 +284,7 @@ def _chosen(experiment: Experiment, only: Sequence[str], seeds: int | None) -> l
             raise unknown("run", wanted, {*experiment.runs, *experiment.methods})
     if seeds is not None and seeds < 1:
         raise BadInput(f"--seeds is {seeds}: give at least 1")
+    seeds = experiment.seeds if seeds is None else seeds
     return [
         name
         for name, run in experiment.runs.items()
@@ -344,41 +359,95 @@ def _run_one(
 
     Yields the result's line after each stage of the evaluation, cheapest first: an interruption loses one stage.
     """
-    device = run.torch_device()
     train_data, test_data = run.load("train"), run.load("test")
-    try:
+    with _named(run_name):
         model = _trained(run, folder, train_data, f"training {run_name}")
-    except Interrupted:
-        raise Interrupted(f"{run_name} was stopped; nothing is lost. Continue with the same command") from None
     began = time.monotonic()
     train_z, test_z = (workflow.embed(folder, d, s, run) for d, s in ((train_data, "train"), (test_data, "test")))
     half = {k: v.bfloat16() if v.numel() > 10_000 else v for k, v in model.state_dict().items()}
     files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
     keep = experiment.probe is not None  # one of the paper's tables, whose features later measures need
     kept = kept_features.keep(f"{name}-{run_name}", results / "features", test_z, run.seed) if keep else []
-    mode, precision = engine.choose(run.mode, run.precision, device)
+    mode, precision = engine.choose(run.mode, run.precision, run.torch_device())
     for numbers in evaluate(experiment, run, folder, model, (train_data, train_z), (test_data, test_z)):
-        yield {
-            "experiment": name,
-            "name": run_name,
-            "method": experiment.methods[method_of(run_name)],
-            "seed": run.seed,
-            "epochs": run.epochs,
-            "measures": {k: round(v, 6) if isinstance(v, float) else v for k, v in numbers.items()},
-            "train_seconds": rundir.read_log(folder)[-1]["seconds"],
-            "evaluate_seconds": round(time.monotonic() - began, 1),
-            "batch_size": run.batch_size,
-            "images": [len(train_data), len(test_data)],
-            "classes": train_data.classes,
-            "mode": mode,
-            "precision": precision,
-            "hardware": _hardware(device),
-            "torch": str(torch.__version__),
-            "commit": _commit(),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "kept": kept,
-            "run": {k: v for k, v in run.to_json().items() if k not in rundir.FREE},
-        }
+        line = _line(name, run_name, experiment, run, folder, numbers, began, (train_data, test_data))
+        yield {**line, "mode": mode, "precision": precision, "kept": kept}
+
+
+def _classify_one(
+    name: str, run_name: str, experiment: Experiment, run: ClassifierRun, folder: Path
+) -> dict[str, Any]:  # fmt: skip
+    """Train a classifier (or go on, or load), and measure it: its answers by epoch, its class weights, its features."""
+    data = run.load("train"), run.load("test")
+    with _named(run_name):
+        model = supervised.trained(run, folder, data, f"training {run_name}")
+    began = time.monotonic()
+    log, test = rundir.read_log(folder), None if run.validation else data[1]
+    found = supervised.measures(model, log, test, levels=ACCURACIES, device=run.torch_device())
+    mode, precision = engine.choose(run.mode, run.precision, run.torch_device(), short=True)
+    used = supervised.split(run, *data)
+    line = _line(name, run_name, experiment, run, folder, {**found, "lr": run.lr}, began, used)
+    line["run"].pop("pretrained")  # a place on this machine
+    line["classes"] = len(model.classes)  # their names, in a hundred lines, would be most of the file
+    start = "/".join(experiment.starts[run_name]) if run_name in experiment.starts else None
+    line |= {"mode": mode, "precision": precision, "start": start}
+    if not run.validation:  # of a search, how it ended and when it came how far is enough
+        line["by_epoch"] = [(e["epoch"], round(e["test_accuracy"], 5)) for e in log if "test_accuracy" in e]
+    return line
+
+
+def _start(run: ClassifierRun, start: tuple[str, str], runs: Path, change: Callable[..., Any] | None) -> Path:
+    """The folder of the run whose backbone a classifier begins with; it is trained first if it is not there."""
+    (of, run_name), folder = start, runs / start[0] / start[1]
+    if not (folder / "model.safetensors").exists():
+        first = experiments.find(of).runs[run_name]
+        assert isinstance(first, Run)
+        first = replace(first, data_root=run.data_root, device=run.device)
+        first = change(first) if change else first
+        engine.say(f"the classifiers begin with {of}'s {run_name}, which is not there: training it")
+        with _named(run_name):
+            _trained(first, folder, first.load("train"), f"training {run_name}")
+    return folder
+
+
+@contextmanager
+def _named(run_name: str) -> Iterator[None]:
+    """Say of an interrupted training which it was."""
+    try:
+        yield
+    except Interrupted:
+        raise Interrupted(f"{run_name} was stopped; nothing is lost. Continue with the same command") from None
+
+
+def _line(
+    name: str,
+    run_name: str,
+    experiment: Experiment,
+    run: AnyRun,
+    folder: Path,
+    numbers: Mapping[str, Any],
+    began: float,
+    data: tuple[Dataset, Dataset],
+) -> dict[str, Any]:
+    """What a result's line holds of any run: the measures, and all that one needs to know of where they come from."""
+    return {
+        "experiment": name,
+        "name": run_name,
+        "method": experiment.methods[method_of(run_name)],
+        "seed": run.seed,
+        "epochs": run.epochs,
+        "measures": {k: round(v, 6) if isinstance(v, float) else v for k, v in numbers.items()},
+        "train_seconds": rundir.read_log(folder)[-1]["seconds"],
+        "evaluate_seconds": round(time.monotonic() - began, 1),
+        "batch_size": run.batch_size,
+        "images": [len(d) for d in data],
+        "classes": data[0].classes,
+        "hardware": _hardware(run.torch_device()),
+        "torch": str(torch.__version__),
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "run": {k: v for k, v in run.to_json().items() if k not in rundir.FREE},
+    }
 
 
 def _trained(run: Run, folder: Path, data: Dataset, label: str) -> Encoder:

@@ -1,4 +1,5 @@
-"""Run: everything a training run depends on, as one frozen value. It holds functions; text is for files only."""
+"""Everything a training run depends on, as one frozen value: a Run of an encoder, a ClassifierRun. They hold functions;
+text is for files only."""
 
 import inspect
 import math
@@ -6,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
 import tyro
@@ -21,17 +22,20 @@ from nonneg.errors import BadInput, unknown
 ROLES = {
     "data": names.Role("data set", data, ("split", "root", "image_size", "strict")),
     "map": MAP,
+    "weight_map": MAP,
     "loss": names.Role("loss", losses, ("z1", "z2")),
     "backbone": BACKBONE,
     "augment": names.Role("augmentation", augment, ("images", "noise")),
     "optimizer": names.Role("optimizer", optim, ("params", "lr", "weight_decay")),
 }
+PATHS = ("data_root", "pretrained")
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training run; two equal Runs on one machine give the same model, bit for bit on a CPU."""
+class Training:
+    """What every training depends on, with labels or without; on a CPU equal ones give the same model, bit for bit."""
 
+    verb: ClassVar[str]
     data: Annotated[Callable[..., Dataset], tyro.conf.Suppress] = data.cifar10
     """Which images: digits, cifar10, cifar100, sprites, folder, arrays."""
     data_root: Path | None = None
@@ -42,17 +46,13 @@ class Run:
     """Stop at the first unreadable image instead of skipping and listing it."""
 
     map: Annotated[Callable[[Tensor], Tensor], names.flag(ROLES["map"])] = maps.rep_relu
-    """identity is plain contrastive learning; relu, rep_relu, softplus, sigmoid, exp make features non-negative."""
-    loss: Annotated[Callable[..., Tensor], names.flag(ROLES["loss"])] = losses.info_nce
-    """The loss and its knobs, as in info_nce:temperature=0.05; supcon needs labels."""
+    """identity leaves features as they are (CL, CE); relu, rep_relu, softplus, sigmoid, exp make them non-negative."""
     backbone: Annotated[Callable[[int], nn.Module], names.flag(ROLES["backbone"])] = backbones.resnet18
     """resnet18, resnet34, resnet50 (knobs stem=small|imagenet, pad=1|2), small_net, or timm:NAME."""
     projector: tuple[int, ...] = (2048, 256)
     """Widths of the projector's layers; the last is the number of features."""
     augment: Annotated[Callable[[Tensor, Tensor], Tensor], names.flag(ROLES["augment"])] = augment.simclr
-    """How two views are made: simclr (the paper's), gentle (for digits), crop_flip, none."""
-    positives: Literal["views", "class"] = "views"
-    """What is to be alike: two views of one image, or views of two images of one class (needs labels)."""
+    """How views are made: simclr (the paper's), gentle (for digits), crop_flip (for classifiers), none."""
 
     optimizer: Annotated[Callable[..., Optimizer], names.flag(ROLES["optimizer"])] = optim.lars
     """lars (the paper's), sgd or adamw."""
@@ -62,8 +62,6 @@ class Run:
     epochs: int = 200
     warmup_epochs: int = 10
     batch_size: int = 256
-    batch_norm: Literal["joint", "per_view"] = "joint"
-    """Batch-norm statistics over both views at once (one forward pass), or each view's own (the authors')."""
     seed: int = 0
 
     precision: engine.Precision = "auto"
@@ -91,11 +89,6 @@ class Run:
             )
         if any(width < 1 for width in self.projector):
             raise BadInput(f"--projector widths must be at least 1 (got {self.projector})")
-
-    @property
-    def loss_takes_labels(self) -> bool:
-        """Whether the loss is one of (z1, z2, labels): its signature says so."""
-        return "labels" in inspect.signature(self.loss).parameters
 
     def load(self, split: str) -> Dataset:
         """One split of this run's data."""
@@ -125,9 +118,57 @@ class Run:
         return {f.name: plain(f.name, getattr(self, f.name)) for f in fields(self)}
 
 
-def from_json(values: dict[str, Any], where: Path) -> Run:
-    """The Run that `to_json` described; names outside the package are refused."""
-    known = {f.name for f in fields(Run)}
+@dataclass(frozen=True)
+class Run(Training):
+    """An encoder trained from two views: of one image or, with labels, of two images of one class."""
+
+    verb: ClassVar[str] = "train"  # of the command line
+    loss: Annotated[Callable[..., Tensor], names.flag(ROLES["loss"])] = losses.info_nce
+    """The loss and its knobs, as in info_nce:temperature=0.05; supcon needs labels."""
+    positives: Literal["views", "class"] = "views"
+    """What is to be alike: two views of one image, or views of two images of one class (needs labels)."""
+    batch_norm: Literal["joint", "per_view"] = "joint"
+    """Batch-norm statistics over both views at once (one forward pass), or each view's own (the authors')."""
+
+    @property
+    def loss_takes_labels(self) -> bool:
+        """Whether the loss is one of (z1, z2, labels): its signature says so."""
+        return "labels" in inspect.signature(self.loss).parameters
+
+
+@dataclass(frozen=True)
+class ClassifierRun(Training):
+    """A classifier trained with labels: NCE with relu on features and class weights, CE with identity on both."""
+
+    verb: ClassVar[str] = "train-classifier"
+    map: Annotated[Callable[[Tensor], Tensor], names.flag(ROLES["map"])] = maps.relu
+    """On the features that the classifier reads: relu (NCE) or identity (CE); rep_relu, softplus, sigmoid, exp too."""
+    weight_map: Annotated[Callable[[Tensor], Tensor], names.flag(ROLES["weight_map"])] = maps.relu
+    """On the class weights: relu (NCE) or identity (CE); rep_relu, softplus, sigmoid, exp too."""
+    projector: tuple[int, ...] = ()
+    """Widths of the layers between backbone and classifier (the paper's MLP: 16384 2048); left out, none."""
+    augment: Annotated[Callable[[Tensor, Tensor], Tensor], names.flag(ROLES["augment"])] = augment.crop_flip
+    """How training images are varied: crop_flip (the paper's), gentle (for digits), simclr, none."""
+    epochs: int = 100
+    pretrained: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RUN")] = None
+    """Begin with the backbone of this run folder; left out, from scratch."""
+    validation: bool = False
+    """Hold a fifth of the training images out and test on them, not on the test images: for choosing settings."""
+    test_every: int = 1
+    """Epochs between two measurements of the test accuracy; the last epoch is always measured."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.test_every < 1:
+            raise BadInput(f"--test-every is {self.test_every}; it must be at least 1")
+
+
+SomeRun = TypeVar("SomeRun", bound=Training)
+
+
+def from_json(values: dict[str, Any], where: Path, kind: type[SomeRun] = Run) -> SomeRun:
+    """The run that `to_json` described; names outside the package are refused."""
+    known = {f.name for f in fields(kind)}
     given: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
@@ -141,12 +182,12 @@ def from_json(values: dict[str, Any], where: Path) -> Run:
                 given[name] = names.find(value, ROLES[name])
             except BadInput as error:
                 raise BadInput(f"{where}: {error}") from None
-        elif name == "data_root":
+        elif name in PATHS:
             given[name] = None if value is None else Path(value)
         else:
             given[name] = tuple(value) if isinstance(value, list) else value
     try:
-        return Run(**given)
+        return kind(**given)
     except TypeError as error:
         raise BadInput(f"{where} is damaged: {error}") from None
 
@@ -170,4 +211,19 @@ RECIPES = {  # the starting point for each data set; every field can be changed 
     "sprites": replace(DIGITS, data=data.sprites, image_size=32, epochs=10),
     "folder": FOLDER,
     "arrays": replace(FOLDER, data=data.arrays),
+}
+
+
+def classifier_of(run: Run, **changes: Any) -> ClassifierRun:
+    """A classifier on the data of a run, with its network and optimiser."""
+    same = {f.name: getattr(run, f.name) for f in fields(Training) if f.name not in ("map", "projector", "augment")}
+    return ClassifierRun(**{**same, "epochs": 100, **changes})
+
+
+CLASSIFIERS = {  # the starting point for each data set, as above
+    name: classifier_of(run) if run.optimizer is optim.lars else classifier_of(run, epochs=50)
+    for name, run in RECIPES.items()
+} | {
+    name: classifier_of(RECIPES[name], augment=augment.gentle, epochs=epochs, warmup_epochs=2)
+    for name, epochs in (("digits", 30), ("sprites", 5))
 }

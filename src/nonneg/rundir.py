@@ -12,19 +12,23 @@ import nonneg
 from nonneg import files
 from nonneg.data import Dataset
 from nonneg.errors import BadInput
-from nonneg.run import Run, from_json
+from nonneg.run import ClassifierRun, Run, SomeRun, from_json
 
 CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 OURS = (
     "run.json",
     "encoder.json",
     "model.safetensors",
+    "head.json",
+    "head.safetensors",
+    "votes.png",
     "log.jsonl",
     "metrics.json",
     "report.html",
     CHECKPOINT,
     PREVIOUS,
 )
+KINDS: dict[str, type[Run] | type[ClassifierRun]] = {"encoder": Run, "classifier": ClassifierRun}
 FREE = ("device", "data_root", "checkpoint_seconds", "tensorboard", "strict")  # may differ when a run is resumed
 
 
@@ -67,22 +71,35 @@ def claim(about: dict[str, Any], folder: Path) -> None:
     files.write_json(folder / "run.json", about)
 
 
-def read_run(folder: Path) -> tuple[Run, dict[str, Any]]:
-    """The Run of a folder, and all else that run.json holds."""
-    about = read_about(folder, "encoder")
-    return from_json(about["run"], folder / "run.json"), about
+def keep_the_log(folder: Path) -> None:
+    """Remove the weights of a run of which only the log is wanted."""
+    for name in (CHECKPOINT, PREVIOUS, "model.safetensors", "head.safetensors"):
+        (folder / name).unlink(missing_ok=True)
 
 
-def read_about(folder: Path, kind: str) -> dict[str, Any]:
-    """All that run.json holds, of a folder where that kind of thing was trained."""
+def read_run(folder: Path, kind: type[SomeRun] = Run) -> tuple[SomeRun, dict[str, Any]]:
+    """The Run (or a run of another kind) of a folder, and all else that run.json holds."""
+    about = read_about(folder, next(name for name, each in KINDS.items() if each is kind))
+    return from_json(about["run"], folder / "run.json", kind), about
+
+
+def read_any(folder: Path) -> tuple[Run | ClassifierRun, dict[str, Any]]:
+    """The run of a folder that holds an encoder, alone or with a classifier, and all else that run.json holds."""
+    about = read_about(folder, *KINDS)
+    return from_json(about["run"], folder / "run.json", KINDS[about.get("kind", "encoder")]), about
+
+
+def read_about(folder: Path, *kinds: str) -> dict[str, Any]:
+    """All that run.json holds, of a folder where one of those kinds of things was trained."""
     if not (folder / "run.json").exists():
         raise BadInput(f"{folder} is not a run folder: it has no run.json")
     about = files.read_json(folder / "run.json")
     whole = isinstance(about, dict) and all(isinstance(about.get(k), dict) for k in ("run", "data"))
     if not whole or "fingerprint" not in about["data"] or not isinstance(about.get("threads"), int):
         raise BadInput(f"{folder / 'run.json'} is damaged: it does not describe a run")
-    if (found := about.get("kind", "encoder")) != kind:  # the first versions trained encoders alone, and did not say so
-        raise BadInput(f"{folder} holds a run of another kind: {found}, not {kind}; name another folder")
+    found = about.get("kind", "encoder")  # the first versions trained encoders alone, and did not say so
+    if found not in kinds:
+        raise BadInput(f"{folder} holds a run of another kind: {found}, not {' or '.join(kinds)}; name another folder")
     return about
 
 

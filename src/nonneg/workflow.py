@@ -39,7 +39,7 @@ from nonneg.evaluate import HEAVY, LIGHT, Entry, why_no_probe
 from nonneg.features import Features
 from nonneg.figures import Column
 from nonneg.loop import Interrupted
-from nonneg.run import DIGITS, ROLES, Run
+from nonneg.run import DIGITS, ROLES, Training
 from nonneg.train import train
 
 HEADLINE = (
@@ -76,12 +76,12 @@ def features_path(folder: Path, data: Dataset, split: str) -> Path:
     return folder / "features" / f"{data.name}-{split}-{data.fingerprint()}.npz"
 
 
-def embed(folder: Path, data: Dataset, split: str, run: Run) -> Features:
+def embed(folder: Path, data: Dataset, split: str, run: Training) -> Features:
     """Features of `data` under the run's model, kept in the run folder and reused for the same images and model."""
     return stored(folder, data, split, run) or _extracted(folder, data, split, run)
 
 
-def stored(folder: Path, data: Dataset, split: str, run: Run) -> Features | None:
+def stored(folder: Path, data: Dataset, split: str, run: Training) -> Features | None:
     """The features in the run folder, if they are those of these images (by the name) and this model (by a sample)."""
     path = features_path(folder, data, split)
     if not path.exists():
@@ -97,7 +97,7 @@ def stored(folder: Path, data: Dataset, split: str, run: Run) -> Features | None
     return None
 
 
-def _extracted(folder: Path, data: Dataset, split: str, run: Run) -> Features:
+def _extracted(folder: Path, data: Dataset, split: str, run: Training) -> Features:
     made = features.extract(load_model(folder, run), data, device=run.torch_device())
     made.save(features_path(folder, data, split))
     return made
@@ -123,24 +123,25 @@ def _made_by(model: encoder.Encoder, found: Features, data: Dataset) -> bool:
     )
 
 
-def load_model(folder: Path, run: Run) -> encoder.Encoder:
+def load_model(folder: Path, run: Training) -> encoder.Encoder:
     """The run's model; where its file is damaged but the checkpoint is not, the sentence says how to rebuild it."""
     try:
         return encoder.load(folder)
     except BadInput as error:
         if (at := rundir.checkpoint_step(folder)) is None:
             raise
-        again = f"nonneg train {run.to_json()['data']} --out {folder} --resume"
+        again = f"nonneg {run.verb} {run.to_json()['data']} --out {folder} --resume"
         raise BadInput(f"{error}; rebuild it from the checkpoint of step {at} with: {again}") from None
 
 
-def finished_run(folder: Path, data_root: Path | None = None) -> Run:
-    """The Run of a folder whose training is over, with the device and the copy of the data that are here."""
-    run, _ = rundir.read_run(folder)
+def finished_run(folder: Path, data_root: Path | None = None) -> Training:
+    """The run of a folder whose training is over, with the device and the copy of the data that are here."""
+    run, _ = rundir.read_any(folder)
     run = replace(run, device="auto", data_root=data_root or run.data_root)
     if not (folder / "model.safetensors").exists():
         raise BadInput(
-            f"{folder} has no model yet; finish it with: nonneg train {run.to_json()['data']} --out {folder} --resume"
+            f"{folder} has no model yet; finish it with: "
+            f"nonneg {run.verb} {run.to_json()['data']} --out {folder} --resume"
         )
     return run
 
@@ -238,7 +239,7 @@ def _group(entry: Entry) -> str:
     return entry.get("group", "basic")
 
 
-def _other_run(place: Path, folder: Path) -> tuple[Path, Run]:
+def _other_run(place: Path, folder: Path) -> tuple[Path, Training]:
     if place.resolve() == folder.resolve():
         raise BadInput(f"{place} is the run that is measured: name another one")
     return place, finished_run(place)
@@ -272,10 +273,11 @@ def _cannot(asked: Asked, test: Dataset, made: dict[str, Features]) -> dict[str,
     return {group: reason for group, reason in why.items() if reason}
 
 
-def fixes_scale(run: Run) -> bool:
-    """Whether the run's loss gives the length of features a meaning; a loss of cosines does not."""
-    knobs = run.loss.keywords if isinstance(run.loss, partial) else {}
-    return getattr(run.loss, "func", run.loss) is losses.spectral and not knobs.get("normalise")
+def fixes_scale(run: Training) -> bool:
+    """Whether the run's loss gives the length of features a meaning; a loss of cosines, or of labels, does not."""
+    loss = getattr(run, "loss", None)
+    knobs = loss.keywords if isinstance(loss, partial) else {}
+    return getattr(loss, "func", loss) is losses.spectral and not knobs.get("normalise")
 
 
 def _check_finite(folder: Path, made: dict[str, Features]) -> None:
@@ -291,11 +293,11 @@ class _Job:
     """A run, its data and features, and what is asked of it; each stage yields what it found, or what failed."""
 
     folder: Path
-    run: Run
+    run: Training
     data: dict[str, Dataset]
     made: dict[str, Features]
     asked: Asked
-    others: dict[Path, Run]
+    others: dict[Path, Training]
     places: list[on_images.Elsewhere]
 
     def light(self, groups: list[str]) -> Iterator[tuple[dict[str, Entry], tuple[str, str] | None]]:
@@ -470,7 +472,7 @@ def write_features(
 ) -> dict[str, str]:
     """Features of both splits of the run's data set, or of another at the size the model was trained on, as files."""
     run = finished_run(folder)
-    size = image_size or run.image_size or rundir.read_run(folder)[1]["data"].get("image_size")
+    size = image_size or run.image_size or rundir.read_any(folder)[1]["data"].get("image_size")
     chosen = names.find(data, ROLES["data"]) if data else run.data
     source = replace(run, data=chosen, data_root=data_root or run.data_root, image_size=size)
     written = {}

@@ -19,7 +19,7 @@ from nonneg.encoder import Encoder
 from nonneg.errors import unknown
 from nonneg.experiments import method_of
 from nonneg.features import Features
-from nonneg.run import RECIPES, Run
+from nonneg.run import RECIPES, Run, Training
 
 Line = dict[str, Any]
 
@@ -35,7 +35,7 @@ class Subject:
     on: str = "auto"  # device
 
     @cached_property
-    def run(self) -> Run:
+    def run(self) -> Training:
         return replace(workflow.finished_run(self.folder, self.data_root), device=self.on)
 
     @cached_property

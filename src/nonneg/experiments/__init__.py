@@ -9,15 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from nonneg import finetune
 from nonneg.errors import BadInput, unknown
 from nonneg.evaluate import Features
 from nonneg.finetune import ProbeRun
-from nonneg.run import Run
+from nonneg.run import ClassifierRun, Run
 
+AnyRun: TypeAlias = Run | ClassifierRun
 POINTS, COUNT = 100.0, 1.0  # shares are shown as percentages, in points; counts as they are
+ACCURACIES = (30, 40, 50, 60, 70, 80, 90, 95)  # in percent; of each the first epoch that reached it is measured
 MEASURES = {  # what a table may show: its text, and what the stored number is multiplied by
     "probe_h": ("linear probe", POINTS),
     "tune_h": ("fine-tune", POINTS),
@@ -42,6 +44,11 @@ MEASURES = {  # what a table may show: its text, and what the stored number is m
     "active_per_sample_median": ("active features per sample, median", COUNT),
     "active_least": ("active features per sample, least", COUNT),
     "active_under_20": ("samples with under 20 active features", POINTS),
+    "test_accuracy": ("test accuracy", POINTS),
+    "lr": ("learning rate that the search chose", COUNT),
+    **{f"epochs_to_{n}": (f"epochs to {n} % test accuracy", COUNT) for n in ACCURACIES},
+    "dead_weights": ("class weights that no gradient reaches", POINTS),
+    "zero_weights": ("class weights under 1e-5", POINTS),
     "ood_stylized": ("linear probe, Stylized", POINTS),
     "ood_corruption": ("linear probe, Corruption", POINTS),
     "ood_sketch": ("linear probe, Sketch", POINTS),
@@ -68,11 +75,21 @@ def nothing_also(train: Features, test: Features) -> dict[str, Any]:  # noqa: AR
     return {}
 
 
+def as_declared(name: str, run: AnyRun, lines: Mapping[str, dict[str, Any]]) -> AnyRun:  # noqa: ARG001
+    """Every setting is in the declaration; none waits for another run's result."""
+    return run
+
+
+def every_row(measure: str, method: str) -> bool:  # noqa: ARG001
+    """Each measure of the table is taken of each method."""
+    return True
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One table. A run is named METHOD-sSEED; `paper` is in the table's units, by measure and method."""
 
-    runs: dict[str, Run]
+    runs: Mapping[str, AnyRun]
     methods: dict[str, str]  # method -> what the table calls it
     table: tuple[str, ...]  # measures, in order
     paper: dict[tuple[str, str], float]
@@ -84,13 +101,17 @@ class Experiment:
     prepare: Callable[[Path | None, Path, Path | None], Path | None] = as_given  # (data root, work, classes) -> root
     more: Callable[[Mapping[str, ProbeRun], Run], dict[str, float]] = nothing_more  # from the frozen probes
     also: Callable[[Features, Features], dict[str, Any]] = nothing_also  # from the features; lists are for `draw`
-    draw: Callable[[Mapping[str, dict[str, Any]]], bytes | None] | None = None  # a figure of its own, from the lines
+    seeds: int | None = None  # so many unless more are asked for; None for all that are declared
+    starts: dict[str, tuple[str, str]] = field(default_factory=dict)  # run -> (experiment, run) whose backbone it takes
+    settle: Callable[[str, AnyRun, Mapping[str, dict[str, Any]]], AnyRun] = as_declared  # by results there are
+    rows: Callable[[str, str], bool] = every_row  # whether the table has a row for a measure and a method
+    draw: Callable[[Mapping[str, dict[str, Any]]], bytes | None] | None = None  # the figure, from the results' lines
 
     def __post_init__(self) -> None:
         stray = [name for name in self.runs if method_of(name) not in self.methods]
         assert not stray, f"runs without a method: {stray}"
         assert all(k in self.table and m in self.methods for k, m in self.paper), "a paper cell outside the table"
-        assert {*self.show, *self.borrowed} <= self.runs.keys() and MEASURES.keys() >= set(self.table)
+        assert {*self.show, *self.borrowed, *self.starts} <= self.runs.keys() and MEASURES.keys() >= set(self.table)
 
 
 def begins(name: str, wanted: str) -> bool:
