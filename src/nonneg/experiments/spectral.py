@@ -35,5 +35,4 @@ EXPERIMENT = Experiment(
     paper={},
     probe=None,
     tune=None,
-    show=("digits-cl-s0", "digits-ncl-s0"),
 )
