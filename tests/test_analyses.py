@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nonneg import analyses, backbones, corruptions, experiments, metrics, on_images, probes, reproduce, selection
+from nonneg import (
+    analyses,
+    backbones,
+    corruptions,
+    evaluate,
+    experiments,
+    metrics,
+    on_images,
+    probes,
+    reproduce,
+    selection,
+)
 from nonneg.errors import BadInput
 from nonneg.train import train
 
@@ -158,6 +169,25 @@ def test_robustness_is_the_clean_probe_on_damaged_images(place: Path) -> None:
     assert found["lost"] == pytest.approx(found["clean"] - found["corruption_accuracy"], abs=2e-6)
 
 
+def test_practice_is_what_an_evaluation_says_of_each_run(place: Path) -> None:
+    rows = ask(place, "practice", only=("cifar10-cl-s0", "cifar10-ncl-s0"))
+    done = {name: line["measures"] for name, line in lines(place, "practice").items()}
+    assert done.keys() == {"cifar10-cl-s0", "cifar10-ncl-s0"}
+    train_f, test_f = (subject(place, "ncl-s0").features(split) for split in ("train", "test"))
+    assert train_f.labels is not None and test_f.labels is not None
+    likely = evaluate.probabilities(train_f, test_f, scaled=False)
+    found = done["cifar10-ncl-s0"]
+    for key in ("latent_row_sum", "latent_classes", "latent_calibration_error"):
+        assert found[key] == pytest.approx(likely[key]["value"], abs=1e-5)
+    head = metrics.counted_head(train_f.z, train_f.labels, 10)
+    assert found["counted"] == pytest.approx(((test_f.z @ head).argmax(1) == test_f.labels).mean(), abs=1e-5)
+    agrees = metrics.agreement(metrics.by_largest(test_f.z), test_f.labels)
+    assert (found["argmax_purity"], found["many"]) == (pytest.approx(agrees.purity, abs=1e-5), agrees.clusters)
+    assert "latent_row_sum" not in done["cifar10-cl-s0"]  # of both signs
+    assert find(rows, "largest feature as cluster, NMI", "CL, cifar10").ours is not None
+    assert not [r for r in rows if r.measure.startswith("sum of P") and r.method.startswith("CL")]
+
+
 def test_what_was_answered_is_not_asked_again_until_there_are_more_seeds(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +221,7 @@ def test_bad_input_is_refused_in_one_sentence(place: Path, tmp_path: Path) -> No
 
 
 def test_figures_are_drawn_from_lines_alone(place: Path) -> None:
-    for name in ("bytes", "selection", "identifiability", "disentanglement", "robustness"):
+    for name in ("bytes", "selection", "identifiability", "disentanglement", "robustness", "practice"):
         picture = analyses.find(name).draw(lines(place, name))
         assert picture is not None
         with Image.open(io.BytesIO(picture)) as opened:

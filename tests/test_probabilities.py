@@ -30,6 +30,7 @@ def drawn() -> Features:
 
 def test_a_known_world_is_read_back_from_its_features() -> None:
     world, data = by_hand(), drawn()
+    assert data.labels is not None
     prior = metrics.latent_prior(data.z)
     assert prior == pytest.approx(world.prior)
     rows = metrics.latent_posterior(data.z, prior).toarray()

@@ -273,7 +273,7 @@ CLUSTERS = {
 
 def practice(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
     """NCL's features as probabilities: their sums, their reliability; then heads and clusters, CL beside NCL."""
-    figure, grid = _panels(2, 2, width=430, height=270)
+    figure, grid = _panels(2, 2, width=300, height=200)
     (sums, reliable), (heads, clusters) = grid
     reliable.plot([0, 100], [0, 100], color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
     sums.axvline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
@@ -287,15 +287,15 @@ def practice(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
         ]
         reliable.plot(*(100 * np.array(at).T), color=colour, linewidth=1.4, marker="o", markersize=3, label=name)
     for axes, title, x, y in (
-        (sums, "P(c|x): do they sum to 1?", "sum over the latent classes", "test images, %"),
-        (reliable, "P(y|x): is it right as often as it says?", "P(y|x) of the likeliest label, %", "right, %"),
+        (sums, "P(c|x): do they sum to 1?", "sum over latent classes (2 or more at 2)", "test images, %"),
+        (reliable, "P(y|x): right as often as it says?", "P(y|x) of the likeliest label, %", "right, %"),
     ):
         _title(axes, title)
         axes.set_xlabel(x)
         axes.set_ylabel(y)
-        axes.legend(fontsize=7, frameon=False, labelcolor=INK, loc="upper left")
+        axes.legend(fontsize=6, frameon=False, labelcolor=INK, loc="upper left")
     for axes, title, texts in (
-        (heads, "A head in closed form, accuracy of z, %", HEADS),
+        (heads, "Heads on z, accuracy, %", HEADS),
         (clusters, "Clusters of z, purity, %", CLUSTERS),
     ):
         for row, (name, method) in enumerate((n, m) for n, runs in panels.items() for m in runs):
@@ -303,12 +303,13 @@ def practice(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
             place = [i for i, key in enumerate(texts) if key in found]
             marker = "osD^v"[list(panels).index(name) % 5]
             axes.plot(place, [100 * found[list(texts)[i]] for i in place], marker, color=NCL if method == "NCL" else CL,
-                      markersize=5, label=f"{method}, {name}", alpha=0.9, zorder=3 + row)  # fmt: skip
+                      markersize=5, label=f"{method}, {name}", zorder=3 + row)  # fmt: skip
         axes.set_xticks(range(len(texts)), list(texts.values()))
         axes.set_xlim(-0.5, len(texts) - 0.5)
         axes.set_ylim(0, 103)
         _title(axes, title)
-    heads.legend(fontsize=6.5, frameon=False, labelcolor=INK, loc="lower left", ncols=2)
+    clusters.legend(fontsize=5.5, frameon=False, labelcolor=INK, loc="lower left", ncols=2, labelspacing=0.1,
+                    borderaxespad=0, markerscale=0.8)  # fmt: skip
     return png_bytes(figure)
 
 
