@@ -9,6 +9,7 @@ from nonneg.metrics.consistency import (
     top_k_chance,
 )
 from nonneg.metrics.correlation import correlation, effective_rank, orthogonality
+from nonneg.metrics.cross_modal import modality_balance, recall
 from nonneg.metrics.disentanglement import sepin, sepin_at
 from nonneg.metrics.factors import dci, mig, sap
 from nonneg.metrics.identifiability import (
@@ -25,6 +26,7 @@ from nonneg.metrics.monosemanticity import Monosemanticity, monosemanticity
 from nonneg.metrics.retrieval import neighbour_overlap, neighbours, retrieval, retrieval_by_prefix, score
 from nonneg.metrics.sparsity import active_per_sample, live, live_features, sparsity, zero_rows
 from nonneg.metrics.spectrum import activation_spectrum, eigenvalues
+from nonneg.metrics.words import Words, word_scores
 
 __all__ = [
     "Matching",
@@ -32,6 +34,7 @@ __all__ = [
     "Null",
     "Side",
     "Stability",
+    "Words",
     "activation_spectrum",
     "active_per_sample",
     "chance",
@@ -45,11 +48,13 @@ __all__ = [
     "live_features",
     "match_features",
     "mig",
+    "modality_balance",
     "monosemanticity",
     "neighbour_overlap",
     "neighbours",
     "orthogonality",
     "per_feature_consistency",
+    "recall",
     "retrieval",
     "retrieval_by_prefix",
     "rotated_null",
@@ -62,5 +67,6 @@ __all__ = [
     "stability",
     "top10_consistency",
     "top_k_chance",
+    "word_scores",
     "zero_rows",
 ]

@@ -1,0 +1,176 @@
+"""Recall, balance and words against loops over queries, features and texts."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from nonneg import metrics
+from nonneg.errors import BadInput
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    if not a.any() or not b.any():
+        return 0.0
+    return round(float(a @ b) / math.sqrt(float(a @ a) * float(b @ b)), 6)
+
+
+def slow_recall(
+    images: np.ndarray, captions: np.ndarray, owner: np.ndarray, text: np.ndarray, k: int
+) -> tuple[float, float]:
+    """For each query all candidates sorted by falling cosine, of equals the wrong ones first; is a right one in k?"""
+    texts = sorted(set(text.tolist()))
+    vector = {t: captions[list(text).index(t)].astype(float) for t in texts}
+    mine = {(int(i), int(t)) for i, t in zip(owner, text, strict=True)}
+
+    def found(query: np.ndarray, candidates: list[tuple[np.ndarray, bool]]) -> bool:
+        order = sorted(candidates, key=lambda c: (-cosine(query, c[0]), c[1]))
+        return any(right for _, right in order[:k])
+
+    forth = [found(images[i].astype(float), [(vector[t], (i, t) in mine) for t in texts]) for i in range(len(images))]
+    back = [found(vector[t], [(v.astype(float), (i, t) in mine) for i, v in enumerate(images)]) for t in texts]
+    return float(np.mean(forth)), float(np.mean(back))
+
+
+def example(seed: int, n: int = 9, d: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Sparse whole numbers (many equal cosines), one to three captions an image, some texts said of several images."""
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 3, (n, d)) * (rng.random((n, d)) < 0.5)
+    owner = np.repeat(np.arange(n), rng.integers(1, 4, n))
+    text = rng.integers(0, 2 * n, len(owner))
+    rows = rng.integers(0, 3, (2 * n, d)) * (rng.random((2 * n, d)) < 0.5)
+    return images.astype(np.float32), rows[text].astype(np.float32), owner, text
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), k=st.integers(1, 12), dense=st.booleans())
+def test_recall_is_what_sorting_finds(seed: int, k: int, dense: bool) -> None:
+    images, captions, owner, text = example(seed)
+    give = np.asarray if dense else sparse.csr_array
+    got = metrics.recall(give(images), give(captions), owner, text, ks=(k,))
+    forth, back = slow_recall(images, captions, owner, text, k)
+    assert got["image_to_text"]["recall"][k] == pytest.approx(forth)
+    assert got["text_to_image"]["recall"][k] == pytest.approx(back)
+
+
+def test_recall_by_hand() -> None:
+    """Image 0 is nearest to a text of image 1, then to one of its own two; text 0 is said of images 0 and 1."""
+    images = np.eye(3)
+    captions = np.array([[0.6, 0.8, 0], [0, 0, 1.0], [0.6, 0.8, 0], [0, 0.9, 0.1]])
+    owner, text = np.array([0, 0, 1, 2]), np.array([7, 8, 7, 9])
+    got = metrics.recall(images, captions, owner, text, ks=(1, 2))
+    # images: 0 -> text 7 (right); 1 -> text 9 is nearest (wrong), then 7; 2 -> text 8, wrong, then 9
+    assert got["image_to_text"]["recall"] == {1: pytest.approx(1 / 3), 2: 1.0}
+    # texts: 7 -> image 1 (right); 8 -> image 2 (wrong), then 0 and 1 with cosine 0, of which 1 is wrong and goes first;
+    # 9 -> image 1 (wrong), then image 2
+    assert got["text_to_image"]["recall"] == {1: pytest.approx(1 / 3), 2: pytest.approx(2 / 3)}
+    assert got["text_to_image"]["median_rank"] == 2 and got["image_to_text"]["candidates"] == 3
+
+
+def test_features_that_are_all_alike_find_nothing() -> None:
+    got = metrics.recall(np.ones((6, 3)), np.ones((6, 3)), np.arange(6), np.arange(6), ks=(1, 5))
+    assert got["image_to_text"]["recall"] == {1: 0.0, 5: 0.0} == got["text_to_image"]["recall"]
+
+
+def test_perfect_features_find_all_and_length_does_not_matter() -> None:
+    z = np.eye(5) * np.array([1e-30, 1, 2, 1e10, 3])[:, None]
+    got = metrics.recall(z, np.eye(5), np.arange(5), np.arange(5), ks=(1,))
+    assert got["image_to_text"]["recall"][1] == 1 == got["text_to_image"]["recall"][1]
+    assert got["image_to_text"]["median_rank"] == 1
+
+
+@pytest.mark.parametrize("k", [1, 3, 8, 20])
+def test_chance_is_what_random_orders_give(k: int) -> None:
+    _, captions, owner, text = example(3)
+    rng = np.random.default_rng(0)
+    got = metrics.recall(np.zeros((9, 5)), captions, owner, text, ks=(k,))["image_to_text"]["chance"][k]
+    texts = np.unique(text)
+    hits = []
+    for _ in range(4000):
+        i = rng.integers(9)
+        drawn = rng.permutation(texts)[:k]
+        hits.append(bool(set(drawn.tolist()) & set(text[owner == i].tolist())))
+    assert got == pytest.approx(float(np.mean(hits)), abs=0.03)
+    exact = metrics.recall(np.zeros((1, 5)), captions, np.zeros(len(text), int), text, ks=(1,))
+    assert exact["image_to_text"]["chance"][1] == 1  # every text is right
+
+
+def test_recall_refuses_what_does_not_fit() -> None:
+    images, captions, owner, text = example(0)
+    for change, message in (
+        ({"captions": captions[:, :3]}, "share one space"),
+        ({"owner": owner[:-1]}, "give each its image and its text"),
+        ({"owner": owner + 1}, "must belong to images 0 to 8"),
+        ({"owner": np.zeros_like(owner)}, "every image have one"),
+        ({"ks": (0,)}, "1 or more"),
+        ({"ks": ()}, "1 or more"),
+    ):
+        given = {"images": images, "captions": captions, "owner": owner, "text": text, **change}
+        with pytest.raises(BadInput, match=message):
+            metrics.recall(**given)
+
+
+# Modality balance
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 999), signed=st.booleans())
+def test_balance_is_the_ratio_of_means(seed: int, signed: bool) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = (rng.integers(-2 if signed else 0, 3, (n, 4)).astype(float) for n in (5, 8))
+    a[:, 2] = b[:, 2] = 0
+    a[1] = 0
+    got = metrics.modality_balance(sparse.csr_array(a), b)
+    for d in range(4):
+        means = []
+        for z in (a, b):
+            total = 0.0
+            for row in z:
+                total += abs(row[d]) / math.sqrt(row @ row) if row.any() else 0.0
+            means.append(total / len(z))
+        if sum(means) == 0:
+            assert math.isnan(got[d])
+        else:
+            assert got[d] == pytest.approx(means[0] / sum(means))
+
+
+def test_balance_of_features_of_one_kind() -> None:
+    images, captions = np.array([[1.0, 0, 1, 0]]), np.array([[0, 1.0, 1, 0]])
+    np.testing.assert_allclose(metrics.modality_balance(images, captions), [1, 0, 0.5, np.nan])
+    with pytest.raises(BadInput, match="share one space"):
+        metrics.modality_balance(images, captions[:, :2])
+
+
+# Words
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 999), least=st.integers(1, 4))
+def test_a_words_score_is_the_mean_over_the_texts_that_hold_it(seed: int, least: int) -> None:
+    rng = np.random.default_rng(seed)
+    texts = [["abcdef"[i] for i in rng.integers(0, 6, rng.integers(1, 5))] for _ in range(9)]
+    z = rng.integers(0, 3, (9, 4)).astype(float)
+    got = metrics.word_scores(sparse.csr_array(z), texts, least=least)
+    counts = {w: sum(w in text for text in texts) for w in "abcdef"}
+    assert got.words == [w for w in "abcdef" if counts[w] >= least]
+    for w, n, scores in zip(got.words, got.counts, got.scores, strict=True):
+        assert n == counts[w]
+        for d in range(4):
+            held = [z[t, d] / math.sqrt(z[t] @ z[t]) if z[t].any() else 0.0 for t in range(9) if w in texts[t]]
+            assert scores[d] == pytest.approx(sum(held) / len(held))
+
+
+def test_the_top_words_of_a_feature() -> None:
+    z = np.array([[1.0, 0], [1, 0], [0, 1], [3, 4]])
+    got = metrics.word_scores(z, [["cat"], ["cat", "cat"], ["dog"], ["dog", "cat"]], least=2)
+    assert got.words == ["cat", "dog"] and got.counts.tolist() == [3, 2]
+    assert got.top(0, 5) == [("cat", pytest.approx(2.6 / 3)), ("dog", pytest.approx(0.3))]
+    assert got.top(1, 1) == [("dog", pytest.approx(0.9))]
+    assert metrics.word_scores(z, [["a"], ["b"], ["c"], ["d"]], least=2).words == []
+    with pytest.raises(BadInput, match="words of 1 texts"):
+        metrics.word_scores(z, [["a"]])
+    with pytest.raises(BadInput, match="1 or more"):
+        metrics.word_scores(z, [["a"]] * 4, least=0)
