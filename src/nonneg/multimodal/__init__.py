@@ -1,0 +1,1 @@
+"""Images and their texts in one space of non-negative features."""
