@@ -18,97 +18,107 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return round(float(a @ b) / math.sqrt(float(a @ a) * float(b @ b)), 6)
 
 
-def slow_recall(
-    images: np.ndarray, captions: np.ndarray, owner: np.ndarray, text: np.ndarray, k: int
-) -> tuple[float, float]:
+def slow_recall(images: np.ndarray, texts: np.ndarray, pairs: np.ndarray, k: int) -> tuple[float, float]:
     """For each query all candidates sorted by falling cosine, of equals the wrong ones first; is a right one in k?"""
-    texts = sorted(set(text.tolist()))
-    vector = {t: captions[list(text).index(t)].astype(float) for t in texts}
-    mine = {(int(i), int(t)) for i, t in zip(owner, text, strict=True)}
+    mine = {(int(i), int(t)) for i, t in pairs}
 
     def found(query: np.ndarray, candidates: list[tuple[np.ndarray, bool]]) -> bool:
         order = sorted(candidates, key=lambda c: (-cosine(query, c[0]), c[1]))
         return any(right for _, right in order[:k])
 
-    forth = [found(images[i].astype(float), [(vector[t], (i, t) in mine) for t in texts]) for i in range(len(images))]
-    back = [found(vector[t], [(v.astype(float), (i, t) in mine) for i, v in enumerate(images)]) for t in texts]
+    a, b = images.astype(float), texts.astype(float)
+    forth = [found(x, [(y, (i, t) in mine) for t, y in enumerate(b)]) for i, x in enumerate(a)]
+    back = [found(y, [(x, (i, t) in mine) for i, x in enumerate(a)]) for t, y in enumerate(b)]
     return float(np.mean(forth)), float(np.mean(back))
 
 
-def example(seed: int, n: int = 9, d: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Sparse whole numbers (many equal cosines), one to three captions an image, some texts said of several images."""
+def example(seed: int, n: int = 9, d: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sparse whole numbers (many equal cosines), one to three texts an image, some texts said of several images."""
     rng = np.random.default_rng(seed)
     images = rng.integers(0, 3, (n, d)) * (rng.random((n, d)) < 0.5)
     owner = np.repeat(np.arange(n), rng.integers(1, 4, n))
-    text = rng.integers(0, 2 * n, len(owner))
-    rows = rng.integers(0, 3, (2 * n, d)) * (rng.random((2 * n, d)) < 0.5)
-    return images.astype(np.float32), rows[text].astype(np.float32), owner, text
+    _, text = np.unique(rng.integers(0, 2 * n, len(owner)), return_inverse=True)
+    texts = rng.integers(0, 3, (text.max() + 1, d)) * (rng.random((text.max() + 1, d)) < 0.5)
+    return images.astype(np.float32), texts.astype(np.float32), np.stack([owner, text], 1)
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), k=st.integers(1, 12), dense=st.booleans())
 def test_recall_is_what_sorting_finds(seed: int, k: int, dense: bool) -> None:
-    images, captions, owner, text = example(seed)
+    images, texts, pairs = example(seed)
     give = np.asarray if dense else sparse.csr_array
-    got = metrics.recall(give(images), give(captions), owner, text, ks=(k,))
-    forth, back = slow_recall(images, captions, owner, text, k)
+    got = metrics.recall(give(images), give(texts), pairs, ks=(k,))
+    forth, back = slow_recall(images, texts, pairs, k)
     assert got["image_to_text"]["recall"][k] == pytest.approx(forth)
     assert got["text_to_image"]["recall"][k] == pytest.approx(back)
 
 
+def test_recall_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, texts, pairs = example(1)
+    whole = metrics.recall(images, texts, pairs)
+    monkeypatch.setattr("nonneg.metrics.cross_modal.CHUNK", 2 * len(texts))
+    assert metrics.recall(images, texts, pairs) == whole
+
+
 def test_recall_by_hand() -> None:
-    """Image 0 is nearest to a text of image 1, then to one of its own two; text 0 is said of images 0 and 1."""
+    """Text 0 is said of images 0 and 1, text 1 of image 0, text 2 of image 2."""
     images = np.eye(3)
-    captions = np.array([[0.6, 0.8, 0], [0, 0, 1.0], [0.6, 0.8, 0], [0, 0.9, 0.1]])
-    owner, text = np.array([0, 0, 1, 2]), np.array([7, 8, 7, 9])
-    got = metrics.recall(images, captions, owner, text, ks=(1, 2))
-    # images: 0 -> text 7 (right); 1 -> text 9 is nearest (wrong), then 7; 2 -> text 8, wrong, then 9
+    texts = np.array([[0.6, 0.8, 0], [0, 0, 1.0], [0, 0.9, 0.1]])
+    got = metrics.recall(images, texts, np.array([[0, 0], [0, 1], [1, 0], [2, 2], [2, 2]]), ks=(1, 2))
+    # images: 0 -> text 0, right; 1 -> text 2 is nearest, wrong, then 0; 2 -> text 1, wrong, then 2
     assert got["image_to_text"]["recall"] == {1: pytest.approx(1 / 3), 2: 1.0}
-    # texts: 7 -> image 1 (right); 8 -> image 2 (wrong), then 0 and 1 with cosine 0, of which 1 is wrong and goes first;
-    # 9 -> image 1 (wrong), then image 2
+    # texts: 0 -> image 1, right; 1 -> image 2, wrong, then 0 and 1 with cosine 0, of which 1 is wrong and goes first;
+    # 2 -> image 1, wrong, then image 2
     assert got["text_to_image"]["recall"] == {1: pytest.approx(1 / 3), 2: pytest.approx(2 / 3)}
     assert got["text_to_image"]["median_rank"] == 2 and got["image_to_text"]["candidates"] == 3
 
 
+def one_to_one(n: int) -> np.ndarray:
+    return np.stack([np.arange(n), np.arange(n)], 1)
+
+
 def test_features_that_are_all_alike_find_nothing() -> None:
-    got = metrics.recall(np.ones((6, 3)), np.ones((6, 3)), np.arange(6), np.arange(6), ks=(1, 5))
+    got = metrics.recall(np.ones((6, 3)), np.ones((6, 3)), one_to_one(6), ks=(1, 5))
     assert got["image_to_text"]["recall"] == {1: 0.0, 5: 0.0} == got["text_to_image"]["recall"]
 
 
 def test_perfect_features_find_all_and_length_does_not_matter() -> None:
     z = np.eye(5) * np.array([1e-30, 1, 2, 1e10, 3])[:, None]
-    got = metrics.recall(z, np.eye(5), np.arange(5), np.arange(5), ks=(1,))
+    got = metrics.recall(z, np.eye(5), one_to_one(5), ks=(1,))
     assert got["image_to_text"]["recall"][1] == 1 == got["text_to_image"]["recall"][1]
     assert got["image_to_text"]["median_rank"] == 1
 
 
 @pytest.mark.parametrize("k", [1, 3, 8, 20])
 def test_chance_is_what_random_orders_give(k: int) -> None:
-    _, captions, owner, text = example(3)
+    _, texts, pairs = example(3)
     rng = np.random.default_rng(0)
-    got = metrics.recall(np.zeros((9, 5)), captions, owner, text, ks=(k,))["image_to_text"]["chance"][k]
-    texts = np.unique(text)
+    got = metrics.recall(np.zeros((9, 5)), texts, pairs, ks=(k,))["image_to_text"]["chance"][k]
     hits = []
     for _ in range(4000):
-        i = rng.integers(9)
-        drawn = rng.permutation(texts)[:k]
-        hits.append(bool(set(drawn.tolist()) & set(text[owner == i].tolist())))
+        drawn = rng.permutation(len(texts))[:k]
+        hits.append(bool(set(drawn.tolist()) & set(pairs[pairs[:, 0] == rng.integers(9), 1].tolist())))
     assert got == pytest.approx(float(np.mean(hits)), abs=0.03)
-    exact = metrics.recall(np.zeros((1, 5)), captions, np.zeros(len(text), int), text, ks=(1,))
-    assert exact["image_to_text"]["chance"][1] == 1  # every text is right
+
+
+def test_where_every_answer_is_right_chance_is_one() -> None:
+    got = metrics.recall(np.zeros((1, 5)), np.eye(4, 5), np.array([[0, t] for t in range(4)]), ks=(1, 9))
+    assert got["image_to_text"]["chance"] == {1: 1.0, 9: 1.0} == got["image_to_text"]["recall"]
 
 
 def test_recall_refuses_what_does_not_fit() -> None:
-    images, captions, owner, text = example(0)
+    images, texts, pairs = example(0)
     for change, message in (
-        ({"captions": captions[:, :3]}, "share one space"),
-        ({"owner": owner[:-1]}, "give each its image and its text"),
-        ({"owner": owner + 1}, "must belong to images 0 to 8"),
-        ({"owner": np.zeros_like(owner)}, "every image have one"),
+        ({"texts": texts[:, :3]}, "share one space"),
+        ({"pairs": pairs[:, 0]}, "rows of an image's and a text's number"),
+        ({"pairs": pairs + 0.5}, "rows of an image's and a text's number"),
+        ({"pairs": pairs + 1}, "9 images: each must be in a pair"),
+        ({"pairs": pairs * np.array([1, 0])}, "texts: each must be in a pair"),
+        ({"pairs": pairs[:0]}, "each must be in a pair"),
         ({"ks": (0,)}, "1 or more"),
         ({"ks": ()}, "1 or more"),
     ):
-        given = {"images": images, "captions": captions, "owner": owner, "text": text, **change}
+        given = {"images": images, "texts": texts, "pairs": pairs, **change}
         with pytest.raises(BadInput, match=message):
             metrics.recall(**given)
 

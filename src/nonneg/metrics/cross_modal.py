@@ -1,7 +1,7 @@
-"""Do images and texts find each other, and does a feature belong to both? N images, C captions, D features.
+"""Do images and texts find each other, and does a feature belong to both? N images, T texts, D features.
 
-`owner[c]` is the image that caption c belongs to. Equal captions are one text: `text[c]` numbers it, and every image
-that has the text among its captions is a right answer to it.
+Equal captions are one text: an image with several captions belongs to several texts, a caption that several images have
+is one text that belongs to all of them. `pairs` lists who belongs to whom, P x 2, as (image, text).
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,32 +17,28 @@ CHUNK = 2**24  # cosines held at once
 
 
 def recall(
-    images: Matrix, captions: Matrix, owner: np.ndarray, text: np.ndarray, *, ks: Sequence[int] = (1, 5, 10)
+    images: Matrix, texts: Matrix, pairs: np.ndarray, *, ks: Sequence[int] = (1, 5, 10)
 ) -> dict[str, dict[str, Any]]:
-    """Recall@k both ways: the share of images with a right text among the k of largest cosine, and of texts likewise.
+    """Recall@k both ways: the share of images with a text of theirs among the k of largest cosine, and vice versa.
 
-    `image_to_text` asks every image for texts (each once, however many images have it), `text_to_image` every text for
-    images. A wrong answer with the same cosine as the best right one is counted before it, so that features that are
-    all alike find nothing. `median_rank` is that of the best right answer, 1 the best; `chance` is what a random order
-    gives, the mean over queries of 1 - C(M - r, k) / C(M, k), for M candidates of which r are right.
+    `image_to_text` asks every image for texts, `text_to_image` every text for images. A wrong answer with the same
+    cosine as the best right one is counted before it, so that features that are all alike find nothing. `median_rank`
+    is that of the best right answer, 1 the best; `chance` is what a random order gives, the mean over queries of
+    1 - C(M - r, k) / C(M, k), for M candidates of which r are right.
     """
-    a, b = (_unit_rows(z) for z in (images, captions))
+    a, b = (_unit_rows(z) for z in (images, texts))
     if a.shape[1] != b.shape[1]:
-        raise BadInput(f"images have {a.shape[1]} features and captions {b.shape[1]}; they must share one space")
-    owner, text = np.asarray(owner), np.asarray(text)
-    if owner.shape != (b.shape[0],) or text.shape != owner.shape:
-        raise BadInput(f"there are {b.shape[0]} captions: give each its image and its text")
-    if not len(owner) or owner.min() < 0 or owner.max() >= a.shape[0] or len(np.unique(owner)) < a.shape[0]:
-        raise BadInput(f"captions must belong to images 0 to {a.shape[0] - 1}, and every image have one")
+        raise BadInput(f"images have {a.shape[1]} features and texts {b.shape[1]}; they must share one space")
+    pairs = np.asarray(pairs)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
+        raise BadInput(f"pairs are {pairs.dtype} of shape {pairs.shape}; give rows of an image's and a text's number")
+    for kind, many, mine in (("image", a.shape[0], pairs[:, 0]), ("text", b.shape[0], pairs[:, 1])):
+        if not np.array_equal(np.unique(mine), np.arange(many)):
+            raise BadInput(f"there are {many} {kind}s: each must be in a pair, as one of 0 to {many - 1}")
     if not ks or min(ks) < 1:
         raise BadInput(f"recall is asked at {list(ks)}; give numbers of 1 or more")
-    _, first, number = np.unique(text, return_index=True, return_inverse=True)
-    b = b[first]  # every text once
-    pairs = np.unique(np.stack([owner, number], 1), axis=0)
-    return {
-        "image_to_text": _answers(a, b, pairs, ks),
-        "text_to_image": _answers(b, a, pairs[:, ::-1], ks),
-    }
+    pairs = np.unique(pairs, axis=0)
+    return {"image_to_text": _answers(a, b, pairs, ks), "text_to_image": _answers(b, a, pairs[:, ::-1], ks)}
 
 
 def _answers(queries: Matrix, candidates: Matrix, pairs: np.ndarray, ks: Sequence[int]) -> dict[str, Any]:
@@ -91,13 +87,13 @@ def _unit_rows(z: Matrix) -> Matrix:
     return z
 
 
-def modality_balance(images: Matrix, captions: Matrix) -> np.ndarray:
+def modality_balance(images: Matrix, texts: Matrix) -> np.ndarray:
     """E z_image / (E z_image + E z_text) of each feature, rows at length 1: 1/2 belongs to both, 0 and 1 to one kind.
 
     nan for a feature that is zero everywhere. Signed features are taken by their absolute values.
     """
-    signed = any(bool((as_csr(z).data < 0).any()) for z in (images, captions))
-    a, b = (expected_activation(z, absolute=signed) for z in (images, captions))
+    signed = any(bool((as_csr(z).data < 0).any()) for z in (images, texts))
+    a, b = (expected_activation(z, absolute=signed) for z in (images, texts))
     if len(a) != len(b):
-        raise BadInput(f"images have {len(a)} features and captions {len(b)}; they must share one space")
+        raise BadInput(f"images have {len(a)} features and texts {len(b)}; they must share one space")
     return np.divide(a, a + b, out=np.full(len(a), np.nan), where=a + b > 0)
