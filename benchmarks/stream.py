@@ -29,7 +29,8 @@ from nonneg import backbones, data, files
 from nonneg.data import Dataset
 from nonneg.data.stream import Source, cores
 from nonneg.run import FOLDER, Run
-from nonneg.train import fresh, two_views
+from nonneg.steps import two_views
+from nonneg.train import fresh
 
 WARM_UP = 5  # steps before the clock is started
 
@@ -103,7 +104,7 @@ def measure(run: Run, dataset: Dataset, steps: int) -> dict[str, float]:
         batches = endless(source, len(dataset), b)
 
         def streamed() -> None:
-            s.images.copy_(next(batches), non_blocking=True)
+            s.rows["images"].copy_(next(batches), non_blocking=True)
             step()
 
         decoding = seconds(lambda: next(batches), steps, device)

@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from nonneg.data import Dataset
+from nonneg.encoder import Encoder
 from nonneg.optim import warmup_cosine
 from nonneg.run import CIFAR, Run
-from nonneg.train import State, fresh, two_views
+from nonneg.steps import two_views
+from nonneg.train import fresh
 
 IMAGES = 50_000
 
@@ -112,7 +114,7 @@ class _PillowBlur:
 def conventional(run: Run, data: Dataset, steps: int, workers: int) -> dict[str, Any]:
     """Loader workers, Pillow, the same model and loss; the optimiser eager, as everywhere."""
     device = run.torch_device()
-    state: State = fresh(replace(run, mode="eager"), data)
+    state = fresh(replace(run, mode="eager"), data)
     loader = torch.utils.data.DataLoader(
         _Pairs(data.images[:]), run.batch_size, shuffle=True, num_workers=workers, pin_memory=device.type == "cuda",
         drop_last=True, persistent_workers=workers > 0,
@@ -129,7 +131,7 @@ def conventional(run: Run, data: Dataset, steps: int, workers: int) -> dict[str,
         a, b = next(batches)
         x = torch.cat([a, b]).to(device, non_blocking=True, memory_format=torch.channels_last)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            encoder = state.encoder
+            encoder = cast(Encoder, state.model)
             z = encoder.map(encoder.projector(encoder.backbone(x)))
         loss = run.loss(z[:n], z[n:])
         loss.backward()
@@ -145,7 +147,7 @@ def flops_a_step(run: Run, data: Dataset) -> float:
     state = fresh(replace(run, mode="eager", device="cpu"), data)
     x = torch.rand(2, data.channels, data.image_size, data.image_size)
     with FlopCounterMode(display=False) as counter:
-        z = state.encoder(x)
+        z = state.model(x)
         z.sum().backward()
     return counter.get_total_flops() / 2 * 2 * run.batch_size
 

@@ -9,7 +9,8 @@ import torch
 
 from nonneg import augment, backbones, data, engine
 from nonneg.run import DIGITS, Run
-from nonneg.train import LOSS, fresh, two_views
+from nonneg.steps import LOSS, two_views
+from nonneg.train import fresh
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -125,9 +126,9 @@ def test_a_gpu_follows_the_cpu_on_the_same_noise(images: data.Dataset, monkeypat
 def test_recording_a_graph_leaves_the_state_as_it_was(images: data.Dataset) -> None:
     run = replace(RUN, device="cuda", mode="captured", precision="fp32")
     state = fresh(run, images)
-    before = {k: v.clone() for k, v in state.encoder.state_dict().items()}
+    before = {k: v.clone() for k, v in state.model.state_dict().items()}
     random = state.generator.get_state()
     two_views(run, state, 10)
-    assert all(torch.equal(v, before[k]) for k, v in state.encoder.state_dict().items())
+    assert all(torch.equal(v, before[k]) for k, v in state.model.state_dict().items())
     assert state.step.item() == 0 and torch.equal(state.generator.get_state(), random)
     assert all((v == 0).all() for slots in state.optimizer.state.values() for v in slots.values())

@@ -16,9 +16,9 @@ from nonneg import backbones, experiments, files, kept_features, reproduce
 from nonneg.errors import BadInput
 from nonneg.experiments import MEASURES, Experiment, cifar10, imagenet100, method_of
 from nonneg.kept_features import pack
+from nonneg.loop import Interrupted
 from nonneg.reproduce import Row, rows_json
 from nonneg.run import Run
-from nonneg.train import Interrupted
 
 KEYS = {"measure", "method", "paper", "ours", "std", "seeds"}
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nonneg import augment, backbones, data, files, rundir, train
+from nonneg import augment, backbones, data, files, loop, rundir, train
 from nonneg.data import Dataset, Files
 from nonneg.data.stream import RING, Decoders, Source, in_order, replace_unreadable
 from nonneg.errors import BadInput
@@ -22,7 +21,7 @@ from nonneg.features import extract
 from nonneg.run import FOLDER
 
 CPU = torch.device("cpu")
-training = sys.modules["nonneg.train"]  # the module: `nonneg.train` is its function
+
 RUN = replace(
     FOLDER,
     backbone=partial(backbones.small_net, width=4),
@@ -242,7 +241,7 @@ def test_a_streamed_run_and_one_in_memory_end_with_the_same_model(
     monkeypatch.setenv("NONNEG_WORKERS", "2")
     train(RUN, tmp_path / "disk", data=disk)
     assert "40 images are streamed from disk" in capfd.readouterr().err
-    monkeypatch.setattr(training, "_fits", lambda *_: False)
+    monkeypatch.setattr(loop, "_fits", lambda *_: False)
     train(RUN, tmp_path / "host", data=memory)
     assert same_model(tmp_path / "memory", tmp_path / "disk") and same_model(tmp_path / "memory", tmp_path / "host")
     logs = [[line["loss"] for line in rundir.read_log(tmp_path / name)] for name in ("memory", "disk", "host")]

@@ -16,8 +16,10 @@ import torch
 from nonneg import augment, backbones, data, files, maps, optim, rundir
 from nonneg.errors import BadInput
 from nonneg.features import extract
+from nonneg.loop import Interrupted
 from nonneg.run import DIGITS, Run
-from nonneg.train import Interrupted, count, fresh, train, two_views
+from nonneg.steps import count_features, two_views
+from nonneg.train import fresh, train
 
 TINY = replace(
     DIGITS,
@@ -66,7 +68,7 @@ def test_equal_runs_give_equal_models_and_other_seeds_do_not(tmp_path: Path, dig
 
 
 def test_cl_and_ncl_begin_from_the_same_weights(digits: data.Dataset) -> None:
-    a, b = (fresh(replace(TINY, map=m), digits).encoder.state_dict() for m in (maps.identity, maps.rep_relu))
+    a, b = (fresh(replace(TINY, map=m), digits).model.state_dict() for m in (maps.identity, maps.rep_relu))
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
@@ -78,12 +80,12 @@ def test_one_step_is_the_papers_algorithm(digits: data.Dataset) -> None:
     noise = torch.rand(256, augment.NOISE, generator=plain.generator)
     x = digits.images[:128]
     views = run.augment(torch.cat([x, x]), noise)
-    z = plain.encoder(views)
+    z = plain.model(views)
     loss = run.loss(z[:128], z[128:])
-    gradients = torch.autograd.grad(loss, list(plain.encoder.parameters()))
-    for p, g in zip(plain.encoder.parameters(), gradients, strict=True):
+    gradients = torch.autograd.grad(loss, list(plain.model.parameters()))
+    for p, g in zip(plain.model.parameters(), gradients, strict=True):
         p.data -= 0.05 * (g + run.weight_decay * p)  # 0.1 for a batch of 256 is 0.05 for 128
-    for a, b in zip(s.encoder.parameters(), plain.encoder.parameters(), strict=True):
+    for a, b in zip(s.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     assert s.totals[0].item() == pytest.approx(loss.item(), rel=1e-5)
 
@@ -102,10 +104,10 @@ def test_counters_count(digits: data.Dataset) -> None:
     s = fresh(TINY, digits)
     z = torch.tensor([[0.0, 1.0, 1e-6], [0.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, -3.0, 1.0]])
     s.alive = torch.zeros(3, dtype=torch.bool)
-    count(s, torch.tensor(2.0), z)
+    count_features(s, torch.tensor(2.0), z)
     assert s.totals.tolist() == [2.0, pytest.approx(8 / 12), 1.0, 1.0, 2.0, 0.0]
-    count(s, torch.tensor(float("nan")), z)
-    count(s, torch.tensor(float("nan")), z)
+    count_features(s, torch.tensor(float("nan")), z)
+    count_features(s, torch.tensor(float("nan")), z)
     assert s.totals[5] == 2  # the first bad step, kept
 
 
@@ -226,7 +228,7 @@ def test_inputs_skipped_while_streaming_stay_in_the_log_when_resumed(tmp_path: P
     train(replace(TINY, epochs=1), tmp_path / "a", data=digits)
     with (tmp_path / "a" / "log.jsonl").open("a") as f:
         f.write(json.dumps({"skipped": ["late.jpg: truncated"]}) + "\n")
-    rundir.Log(TINY, tmp_path / "a", 10, ["early.jpg: empty"])
+    rundir.Log(tmp_path / "a", 10, ["early.jpg: empty"])
     assert rundir.read_skipped(tmp_path / "a") == ["early.jpg: empty", "late.jpg: truncated"]
     assert len(rundir.read_log(tmp_path / "a")) == 1
 

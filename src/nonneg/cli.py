@@ -21,8 +21,9 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 import nonneg
 from nonneg import reproduce, rundir, workflow
 from nonneg.errors import BadInput, unknown
+from nonneg.loop import Interrupted
 from nonneg.run import RECIPES, Run
-from nonneg.train import Interrupted, train
+from nonneg.train import train
 
 HELP = """nonneg: features you can read, by non-negative contrastive learning.
 

@@ -1,27 +1,27 @@
 """The paper's probes, on images: a linear classifier on a frozen encoder, or the encoder fine-tuned with it.
 
 N images, B the batch, C classes. A head reads h (the backbone's output) or z (the features); several heads on one
-frozen encoder share each forward pass. Like a training step, a probe's step never waits for the device, and images that
-are not all on it are streamed into a buffer of one batch.
+frozen encoder share each forward pass. The step is `steps.labelled`, repeated by the one loop (loop.py).
 """
 
 import copy
-import math
+import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nonneg import augment, backbones, engine, optim, progress
+from nonneg import augment, backbones, engine, loop, optim, rundir, steps
 from nonneg.data import Dataset, stream
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
+from nonneg.loop import Job, Keep, Rows, State
 
 Place = Literal["h", "z"]
 
@@ -35,28 +35,6 @@ class ProbeRun:
     seconds: float  # of the whole call, which may have trained other heads as well
     head: nn.Linear = field(repr=False)
     encoder: Encoder = field(repr=False)
-
-
-@dataclass
-class _State:
-    """All that a step reads and changes."""
-
-    encoder: Encoder
-    heads: nn.ModuleDict
-    optimizer: Optimizer
-    generator: torch.Generator
-    images: Tensor  # uint8, all N of them, or one batch where they are streamed
-    labels: Tensor  # of those images
-    order: Tensor  # this epoch's permutation of the N images
-    step: Tensor
-    lr: Tensor
-    totals: Tensor  # sums over this epoch: the loss of each head, then the right answers of each
-
-    def changing(self) -> list[Tensor]:
-        """Every tensor that a step changes in place."""
-        moments = [v for slots in self.optimizer.state.values() for v in slots.values()]
-        model = [*self.encoder.parameters(), *self.encoder.buffers(), *self.heads.parameters()]
-        return [*model, *moments, self.step, self.lr, self.totals]
 
 
 def constant(step: Tensor, *, peak: float, warmup: int, total: int) -> Tensor:  # noqa: ARG001 (a schedule's signature)
@@ -83,63 +61,78 @@ def probe(
     device: str | torch.device = "cpu",
     mode: engine.Mode = "auto",
     precision: engine.Precision = "auto",
+    folder: Path | None = None,
+    resume: bool = False,
 ) -> dict[str, ProbeRun]:
     """min over W, b of mean CE(W f(crop) + b, y) by the paper's protocol, for each f of `on`; then test accuracy.
 
     The encoder is frozen in evaluation mode or, with `tune`, trained along with batch norm in training mode; either
     way it is a copy, and what was given is not touched. lr is for a batch of 256; the warm-up takes at most a third.
+    In a `folder` it is checkpointed and logged, and `resume` continues exactly; without one it leaves nothing behind.
     """
     began = time.monotonic()
     device = torch.device(device)
     classes = _check(encoder, train, test, on, tune, epochs, batch_size)
-    chosen, precision = engine.choose(mode, precision, device, short=True)  # pyright: ignore[reportAssignmentType]
+    assert train.labels is not None
+    mode, precision = engine.choose(mode, precision, device, short=True)  # pyright: ignore[reportAssignmentType]
     n = min(batch_size, len(train))
-    steps = len(train) // n
-    streamed = not _fits(train.images, device)
-    s = _fresh(encoder, train, on, classes, tune, optimizer, weight_decay, seed, device, n if streamed else None)
+    rows, per_epoch = Rows(train, {"labels": train.labels}), len(train) // n
+    rate = partial(
+        schedule,
+        peak=lr * n / 256,
+        warmup=min(warmup_epochs, epochs // 3) * per_epoch,
+        total=epochs * per_epoch,
+    )
 
-    def make_batch(noise: Tensor) -> tuple[Tensor, Tensor]:
-        rows = torch.arange(n, device=device)
-        rows = rows if streamed else s.order[s.step % steps * n + rows]
-        return augmentation(s.images[rows], noise).contiguous(memory_format=torch.channels_last), s.labels[rows]
+    def begin() -> State:
+        model = _with_heads(encoder, train, on, classes, tune, seed).to(device)
+        learning = [*model.heads.parameters()]
+        if tune:
+            learning += (model.encoder if "z" in on else model.encoder.backbone).parameters()
+        make = partial(optimizer, learning, weight_decay=weight_decay)
+        return loop.begin(
+            model, rows, optimizer=make, batch_size=n, seed=seed, device=device, counters=steps.answers(on)
+        )  # fmt: skip
 
-    def forward(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        logits = _logits(s.encoder, s.heads, x, precision)
-        losses = torch.stack([F.cross_entropy(v, y) for v in logits.values()])
-        return losses, torch.stack([(v.argmax(1) == y).sum() for v in logits.values()])
-
-    def update() -> None:
-        warmup = min(warmup_epochs, epochs // 3) * steps
-        s.lr.copy_(schedule(s.step, peak=lr * n / 256, warmup=warmup, total=epochs * steps))
-        s.optimizer.step()
-
-    def tally(losses: Tensor, right: Tensor) -> None:
-        s.step += 1
-        s.totals += torch.cat([losses.double(), right.double()])
-
-    make_batch, forward, update, tally = map(engine.fuser(chosen), (make_batch, forward, update, tally))
-
-    def step() -> None:
-        losses, right = forward(*make_batch(augment.draw_noise(n, generator=s.generator)))
-        losses.sum().backward()  # heads share no parameter that learns, so a sum trains each as if it were alone
-        update()
-        s.optimizer.zero_grad()
-        tally(losses.detach(), right)
-
-    with engine.on(device):
-        run = engine.executor(step, chosen, state=s.changing, generator=s.generator)
-        label = f"{'fine-tuning' if tune else 'probing'} {' and '.join(on)}"
-        if streamed:
-            assert train.labels is not None  # _check saw to it
-            with stream.Source(train.images, batch_size=n, device=device) as source:
-                last = _loop(s, run, epochs, steps, label, partial(_feed, s, source, train.labels))
-        else:
-            last = _loop(s, run, epochs, steps, label, lambda: range(steps))
-    heads: dict[str, nn.Linear] = {place: s.heads[place].requires_grad_(False) for place in on}  # pyright: ignore[reportAssignmentType]
-    right = accuracy(s.encoder, heads, test, device=device, precision=precision)
+    settings = {"on": list(on), "tune": tune, "epochs": epochs, "lr": lr, "weight_decay": weight_decay, "seed": seed}
+    settings |= {"batch_size": n, "warmup_epochs": warmup_epochs, "precision": precision, "encoder": _digest(encoder)}
+    settings |= {"optimizer": _name(optimizer), "schedule": _name(schedule), "augment": _name(augmentation)}
+    job = Job(
+        rows=rows,
+        batch_size=n,
+        epochs=epochs,
+        device=device,
+        line=partial(steps.answers_line, batch_size=n),
+        label=f"{'fine-tuning' if tune else 'probing'} {' and '.join(on)}",
+        advice="Lower lr, or check that the encoder's weights are finite",
+        keep=folder and Keep(
+            folder,
+            rundir.describe("probe", settings, train, device),
+            again=f"probe(..., folder={str(folder)!r}, resume=True)",
+            resume=resume,
+        ),
+    )  # fmt: skip
+    step = partial(
+        steps.labelled, batch_size=n, augmentation=augmentation, rate=rate, mode=mode, precision=precision
+    )  # fmt: skip
+    s = loop.run_job(job, begin=begin, step=step)
+    assert isinstance(s.model, _WithHeads)
+    heads: dict[str, nn.Linear] = {place: s.model.heads[place].requires_grad_(False) for place in on}  # pyright: ignore[reportAssignmentType]
+    right = accuracy(s.model.encoder, heads, test, device=device, precision=precision)
     seconds = time.monotonic() - began
-    seen = [v / (steps * n) for v in last[len(on) :]]
-    return {p: ProbeRun(right[p], seen[i], seconds, heads[p], s.encoder) for i, p in enumerate(on)}
+    seen = job.line(dict(zip(s.counters, s.totals.tolist(), strict=True)), per_epoch)
+    return {p: ProbeRun(right[p], seen[f"accuracy_{p}"], seconds, heads[p], s.model.encoder) for p in on}
+
+
+class _WithHeads(nn.Module):
+    """An encoder and linear heads on it; forward gives the logits of each head by its place."""
+
+    def __init__(self, encoder: Encoder, heads: nn.ModuleDict) -> None:
+        super().__init__()
+        self.encoder, self.heads = encoder, heads
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return _logits(self.encoder, self.heads, x)
 
 
 @torch.inference_mode()
@@ -164,78 +157,26 @@ def accuracy(
         y = labels.clone()
         y[list(bad)] = -1  # an image that cannot be read is an answer missed
         x, y = images.to(device, non_blocking=True).float() / 255, y.to(device)
-        logits = _logits(encoder, heads, x.contiguous(memory_format=torch.channels_last), precision)
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            logits = _logits(encoder, heads, x.contiguous(memory_format=torch.channels_last))
         right += torch.stack([(v.argmax(1) == y).sum() for v in logits.values()])
     return {place: count / len(data) for place, count in zip(heads, right.tolist(), strict=True)}
 
 
-def _logits(
-    encoder: Encoder, heads: nn.ModuleDict | Mapping[str, nn.Linear], x: Tensor, precision: str
-) -> dict[str, Tensor]:
-    """B x C for each head; the encoder in the given precision, the heads always in float32."""
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
-        places = {"h": encoder.features(x)}
-        if "z" in heads:
-            places["z"] = encoder.map(encoder.projector(places["h"]))
-    return {place: head(places[place].float()) for place, head in heads.items()}
+def _logits(encoder: Encoder, heads: nn.ModuleDict | Mapping[str, nn.Linear], x: Tensor) -> dict[str, Tensor]:
+    """B x C for each head; the encoder in whatever precision holds here, the heads always in float32."""
+    places = {"h": encoder.features(x)}
+    if "z" in heads:
+        places["z"] = encoder.map(encoder.projector(places["h"]))
+    with torch.autocast(x.device.type, enabled=False):
+        return {place: head(places[place].float()) for place, head in heads.items()}
 
 
-def _loop(
-    s: _State, step: Callable[[], None], epochs: int, steps: int, label: str, feed: Callable[[], Iterable[object]]
-) -> list[float]:
-    """Shuffle and step until the last epoch is over, `feed` bringing each batch of an epoch; its totals."""
-    reader, shown, totals = engine.Reader(), 0, [0.0]
-    with progress.bar(label, epochs) as advance:
-        for epoch in range(1, epochs + 1):
-            s.order.copy_(torch.randperm(len(s.order), generator=s.generator, device=s.order.device))
-            s.totals.zero_()
-            for _ in feed():
-                step()
-            reader.post(epoch, s.totals)
-            for seen, totals in reader.arrived(wait=epoch == epochs):
-                advance(seen - shown, note=f"loss {totals[0] / steps:.3f}")
-                shown = seen
-    if not all(math.isfinite(v) for v in totals):
-        raise BadInput(f"{label}: the loss is not finite; lower lr, or check that the encoder's weights are finite")
-    return totals
-
-
-def _feed(s: _State, source: stream.Source, labels: Tensor) -> Iterator[None]:
-    """This epoch's batches, each copied to where the step looks for it."""
-    n = len(s.images)
-    order = s.order.cpu()[: len(s.order) // n * n]
-    for (x, bad), rows in zip(source.batches(order), order.split(n), strict=True):
-        y = labels[rows].pin_memory() if s.labels.is_cuda else labels[rows]  # pageable memory would make the host wait
-        if bad:
-            stream.replace_unreadable(x, bad)
-            stream.replace_unreadable(y, bad)
-        s.images.copy_(x, non_blocking=True)
-        s.labels.copy_(y, non_blocking=True)
-        yield
-
-
-def _fits(images: Tensor | stream.Files, device: torch.device) -> bool:
-    """Whether the images are in memory and leave half of a GPU's free memory to the network."""
-    if not isinstance(images, Tensor):
-        return False
-    return device.type != "cuda" or images.nbytes < torch.cuda.mem_get_info(device)[0] / 2
-
-
-def _fresh(
-    encoder: Encoder,
-    train: Dataset,
-    on: Sequence[Place],
-    classes: int,
-    tune: bool,
-    optimizer: Callable[..., Optimizer],
-    weight_decay: float,
-    seed: int,
-    device: torch.device,
-    buffer: int | None,
-) -> _State:
-    """The state before the first step: a copy of the encoder, heads as nn.Linear draws them, the same for any `on`."""
-    assert train.labels is not None
-    model = copy.deepcopy(encoder).to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+def _with_heads(
+    encoder: Encoder, train: Dataset, on: Sequence[Place], classes: int, tune: bool, seed: int
+) -> _WithHeads:
+    """A copy of the encoder, frozen unless tuned, and heads as nn.Linear draws them, the same for any `on`."""
+    model = copy.deepcopy(encoder).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     model.train(tune).requires_grad_(tune)
     width = {"h": backbones.output_width(encoder.backbone, train.channels), "z": encoder.dim}
     heads = nn.ModuleDict()
@@ -243,29 +184,22 @@ def _fresh(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             heads[place] = nn.Linear(width[place], classes)
-    heads.to(device)
-    learning = list(heads.parameters())
-    if tune:
-        learning += (model if "z" in on else model.backbone).parameters()
-    lr = torch.zeros((), device=device)
-    if buffer is None:
-        assert isinstance(train.images, Tensor)
-        images, labels = train.images.to(device), train.labels.to(device)
-    else:
-        images = torch.zeros(buffer, *train.images.shape[1:], dtype=torch.uint8, device=device)
-        labels = torch.zeros(buffer, dtype=torch.int64, device=device)
-    return _State(
-        encoder=model,
-        heads=heads,
-        optimizer=optimizer(learning, lr=lr, weight_decay=weight_decay),
-        generator=torch.Generator(device).manual_seed(seed),
-        images=images,
-        labels=labels,
-        order=torch.arange(len(train), device=device),
-        step=torch.zeros((), dtype=torch.int64, device=device),
-        lr=lr,
-        totals=torch.zeros(2 * len(on), dtype=torch.float64, device=device),
-    )
+    return _WithHeads(model, heads)
+
+
+def _digest(encoder: Encoder) -> str:
+    """The first 16 hex digits of sha256 of the weights: by it a probe of another encoder is told."""
+    digest = hashlib.sha256()
+    for name, values in encoder.state_dict().items():
+        digest.update(name.encode() + values.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _name(f: Callable[..., Any]) -> str:
+    """A function in words, with the knobs that were bound."""
+    if isinstance(f, partial):
+        return f"{_name(f.func)} {f.keywords}"
+    return getattr(f, "__name__", repr(f))
 
 
 def _check(

@@ -43,8 +43,9 @@ from nonneg.evaluate import measure
 from nonneg.experiments import MEASURES, Experiment, method_of
 from nonneg.features import Features
 from nonneg.figures import Column
+from nonneg.loop import Interrupted
 from nonneg.run import Run
-from nonneg.train import Interrupted, train
+from nonneg.train import describe, train
 
 NOT_RUN = "not run"
 
@@ -388,7 +389,7 @@ def _run_one(
 def _trained(run: Run, folder: Path, data: Dataset, label: str) -> Encoder:
     """The run's encoder: loaded if it is finished, continued if it was begun, trained otherwise."""
     if (folder / "model.safetensors").exists():
-        rundir.check_same(run, folder, data)
+        rundir.check_same(describe(run, data), folder, defaults=Run().to_json())
     else:
         train(run, folder, data=data, resume=(folder / "run.json").exists(), label=label)
     return encoder.load(folder)  # always from the file: what is measured is what anyone can load

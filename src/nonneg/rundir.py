@@ -39,15 +39,11 @@ def check_free(folder: Path, overwrite: bool) -> None:
         )
 
 
-def claim(run: Run, folder: Path, data: Dataset) -> None:
-    """Take `folder` for this run: what an earlier run left there goes, files of others stay."""
-    for name in OURS:
-        (folder / name).unlink(missing_ok=True)
-    made = ("features/*.npz", "codes/*.npz", "plots/*.png")
-    for path in [*(path for pattern in made for path in folder.glob(pattern)), *_leftovers(folder)]:
-        path.unlink()
-    about = {
-        "run": run.to_json(),
+def describe(kind: str, run: dict[str, Any], data: Dataset, device: torch.device) -> dict[str, Any]:
+    """What run.json holds: what is trained (`kind`: encoder, ...), all it depends on, the data, the machine."""
+    return {
+        "kind": kind,
+        "run": run,
         "data": {
             "name": data.name,
             "images": len(data),
@@ -57,40 +53,61 @@ def claim(run: Run, folder: Path, data: Dataset) -> None:
         },
         "versions": {"nonneg": nonneg.__version__, "torch": torch.__version__, "numpy": numpy.__version__},
         "threads": torch.get_num_threads(),
-        "device": run.torch_device().type,
+        "device": device.type,
     }
+
+
+def claim(about: dict[str, Any], folder: Path) -> None:
+    """Take `folder` for the run that `about` describes: what an earlier run left goes, files of others stay."""
+    for name in OURS:
+        (folder / name).unlink(missing_ok=True)
+    made = ("features/*.npz", "codes/*.npz", "plots/*.png")
+    for path in [*(path for pattern in made for path in folder.glob(pattern)), *_leftovers(folder)]:
+        path.unlink()
     files.write_json(folder / "run.json", about)
 
 
 def read_run(folder: Path) -> tuple[Run, dict[str, Any]]:
     """The Run of a folder, and all else that run.json holds."""
+    about = read_about(folder, "encoder")
+    return from_json(about["run"], folder / "run.json"), about
+
+
+def read_about(folder: Path, kind: str) -> dict[str, Any]:
+    """All that run.json holds, of a folder where that kind of thing was trained."""
     if not (folder / "run.json").exists():
         raise BadInput(f"{folder} is not a run folder: it has no run.json")
     about = files.read_json(folder / "run.json")
     whole = isinstance(about, dict) and all(isinstance(about.get(k), dict) for k in ("run", "data"))
     if not whole or "fingerprint" not in about["data"] or not isinstance(about.get("threads"), int):
         raise BadInput(f"{folder / 'run.json'} is damaged: it does not describe a run")
-    return from_json(about["run"], folder / "run.json"), about
+    if (found := about.get("kind", "encoder")) != kind:  # the first versions trained encoders alone, and did not say so
+        raise BadInput(f"{folder} holds a run of another kind: {found}, not {kind}; name another folder")
+    return about
 
 
-def check_same(run: Run, folder: Path, data: Dataset) -> None:
-    """A resumed run must be the one that was begun: the same Run, the same images, the same number of threads."""
+def check_same(new: dict[str, Any], folder: Path, *, defaults: dict[str, Any]) -> None:
+    """A resumed run must be the one that was begun: the same settings, images and number of threads.
+
+    `new` describes the run now; `defaults` says what settings are that run.json does not name, being older than they.
+    """
     if not (folder / "run.json").exists():
         raise BadInput(f"nothing to resume: {folder} is not a run folder (it has no run.json)")
-    _, about = read_run(folder)
-    new, old = run.to_json(), about["run"]
-    changed = [k for k in new if k not in FREE and new[k] != old.get(k)]
+    about = read_about(folder, new["kind"])
+    run, old = new["run"], {**defaults, **about["run"]}
+    changed = [k for k in run if k not in FREE and run[k] != old.get(k)]
     if changed:
         k = changed[0]
         raise BadInput(
-            f"{folder} was begun with {k} = {old.get(k)}, not {new[k]}; drop that flag, or start anew in another folder"
+            f"{folder} was begun with {k} = {old.get(k)}, not {run[k]}; drop that flag, or start anew in another folder"
         )
-    if about["data"]["fingerprint"] != data.fingerprint():
-        raise BadInput(f"{folder} was begun on other images than {data.name} holds now; start anew in another folder")
-    if about.get("device") != run.torch_device().type:
+    if about["data"]["fingerprint"] != new["data"]["fingerprint"]:
+        name = new["data"]["name"]
+        raise BadInput(f"{folder} was begun on other images than {name} holds now; start anew in another folder")
+    if about.get("device") != new["device"]:
         raise BadInput(
-            f"{folder} was begun on a {about.get('device')} and its random numbers cannot go on on a "
-            f"{run.torch_device().type}; resume it there, or start anew in another folder"
+            f"{folder} was begun on a {about.get('device')} and its random numbers cannot go on on a {new['device']}; "
+            "resume it there, or start anew in another folder"
         )
     for path in _leftovers(folder):
         path.unlink()
@@ -144,7 +161,7 @@ def checkpoint_step(folder: Path, *, previous: bool = False) -> int | None:
 class Log:
     """log.jsonl, one line an epoch, and TensorBoard's copy of it on request."""
 
-    def __init__(self, run: Run, folder: Path, done: int, skipped: list[str]) -> None:
+    def __init__(self, folder: Path, done: int, skipped: list[str], *, tensorboard: bool = False) -> None:
         self.path = folder / "log.jsonl"
         kept = [line for line in read_log(folder) if line["step"] <= done]
         skipped = sorted({*skipped, *read_skipped(folder)}) if done else skipped
@@ -152,7 +169,7 @@ class Log:
         files.write_text(self.path, "".join(f"{json.dumps(line)}\n" for line in [*first, *kept]))
         self.seconds = kept[-1]["seconds"] if kept else 0.0
         self.board = None
-        if run.tensorboard:
+        if tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:

@@ -36,8 +36,9 @@ from nonneg.errors import BadInput, unknown
 from nonneg.evaluate import HEAVY, LIGHT, Entry, why_no_probe
 from nonneg.features import Features
 from nonneg.figures import Column
+from nonneg.loop import Interrupted
 from nonneg.run import DIGITS, ROLES, Run
-from nonneg.train import Interrupted, train
+from nonneg.train import train
 
 HEADLINE = (
     "sparsity",

@@ -13,6 +13,8 @@ from torch import Tensor
 from nonneg.data.stream import Files
 from nonneg.errors import BadInput
 
+SAMPLE = 2000  # images from which mean and deviation are taken
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -53,6 +55,17 @@ class Dataset:
             digest.update(b"labels")
             digest.update(self.labels.cpu().contiguous().numpy().data)
         return digest.hexdigest()[:16]
+
+    def mean_and_deviation(self) -> tuple[Tensor, Tensor]:
+        """Of each channel, as shares of 255, over at most SAMPLE images evenly spread."""
+        which = torch.arange(0, len(self), -(-len(self) // SAMPLE))
+        if isinstance(self.images, Files):
+            x, bad = self.images.read(which.tolist())
+            x = x[[row for row in range(len(x)) if row not in bad] or [0]]
+        else:
+            x = self.images[which.to(self.images.device)]
+        x = x.float() / 255
+        return x.mean(dim=(0, 2, 3)), x.std(dim=(0, 2, 3)).clamp_min(1e-3)
 
     def subset(self, indices: Tensor | Sequence[int]) -> "Dataset":
         """The images at `indices`, in that order, with their labels and ids."""
