@@ -19,10 +19,11 @@ from rich.table import Column, Table
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
 import nonneg
-from nonneg import reproduce, rundir, workflow
+from nonneg import multimodal, reproduce, rundir, workflow
 from nonneg.errors import BadInput, unknown
 from nonneg.loop import Interrupted
-from nonneg.run import RECIPES, Run
+from nonneg.multimodal import PAIR_RECIPES, PairRun
+from nonneg.run import RECIPES, Run, SomeRun, Training
 from nonneg.train import train
 
 HELP = """nonneg: features you can read, by non-negative contrastive learning.
@@ -31,6 +32,7 @@ usage: nonneg VERB ...
 
   demo       train CL and NCL on digits, measure both, write a report   nonneg demo
   train      train on digits, cifar10, cifar100, sprites, folder, arrays  nonneg train folder --data-root photos/
+  train-pairs  images and their texts in one space of features          nonneg train-pairs folder --captions c.csv ...
   evaluate   measure a trained run; --all for every measure             nonneg evaluate runs/demo/ncl --all
   features   write the features of every image                          nonneg features runs/folder-rep_relu-s0
   select     shorter vectors, and what was lost                         nonneg select runs/demo/ncl --bytes 16
@@ -47,8 +49,28 @@ WIDEST = 24  # characters of a column
 PLAIN = ("sepin", "monosemanticity", "identifiability", "mig", "sap", "dci")  # measures that are not shares
 
 
-@dataclass(frozen=True)
-class _Train:
+@dataclass(frozen=True, kw_only=True)
+class _Into:
+    """Where a training is kept, and whether it is begun or continued."""
+
+    out: Path | None = None
+    """The run folder; left out, runs/DATA-MAP-sSEED (of pairs, runs/DATA-pairs-MAP-sSEED)."""
+    resume: bool = False
+    """Continue the run in that folder, exactly where its last checkpoint was."""
+    previous: bool = False
+    """With --resume: from the checkpoint before the last."""
+    overwrite: bool = False
+    """Replace the run in that folder."""
+    json: bool = False
+    """Print the outcome as JSON."""
+
+    def folder(self, run: Training, kind: str = "") -> Path:
+        about = run.to_json()
+        return self.out or Path("runs") / f"{about['data']}-{kind}{about['map']}-s{run.seed}".replace(":", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Train(_Into):
     """Train on DATA and save the model in a run folder.
 
     Examples:
@@ -59,52 +81,84 @@ class _Train:
     """
 
     run: OmitArgPrefixes[Run]
-    out: Path | None = None
-    """The run folder; left out, runs/DATA-MAP-sSEED."""
-    resume: bool = False
-    """Continue the run in that folder, exactly where its last checkpoint was."""
-    previous: bool = False
-    """With --resume: from the checkpoint before the last."""
-    overwrite: bool = False
-    """Replace the run in that folder."""
-    json: bool = False
-    """Print the outcome as JSON."""
 
-    def folder(self) -> Path:
-        about = self.run.to_json()
-        return self.out or Path("runs") / f"{about['data']}-{about['map']}-s{self.run.seed}".replace(":", "-")
+
+@dataclass(frozen=True, kw_only=True)
+class _TrainPairs(_Into):
+    """Train an encoder of images and one of their texts, into the same features, and save both in a run folder.
+
+    Pairs are made by id: a captions file has a column that names the image (id, file_name, ...) and one that says what
+    is on it (caption, text); an image may have several captions. What cannot be paired is counted and listed.
+
+    Examples:
+      nonneg train-pairs digits
+      nonneg train-pairs folder --data-root photos/ --captions captions.csv --image-size 64
+      nonneg train-pairs emoji --loss spectral --map identity
+      nonneg train-pairs folder --data-root photos/ --captions captions.jsonl --text sentences:all-MiniLM-L6-v2
+    """
+
+    run: OmitArgPrefixes[PairRun]
 
 
 def _train(args: list[str]) -> None:
-    if not args or args[0] in ("-h", "--help"):
-        name, rest = "digits", ["--help"]
-    else:
-        name, rest = args[0], args[1:]
-    if name not in RECIPES:
-        raise (
-            unknown("data set", name, RECIPES)
-            if not name.startswith("-")
-            else BadInput(f"name a data set first ({', '.join(RECIPES)}), as in: nonneg train digits --epochs 20")
-        )
+    name, rest = _data_first(args, "train", RECIPES)
 
     def parse(run: Run) -> _Train:
-        return _parse(_Train, rest, f"nonneg train {name}", default=_Train(run))
+        return _parse(_Train, rest, f"nonneg train {name}", default=_Train(run=run))
 
     chosen = parse(RECIPES[name])
-    folder = chosen.folder()
+    folder = chosen.folder(chosen.run)
     if chosen.resume and (folder / "run.json").exists():  # flags left out keep what the run was begun with
-        begun = rundir.read_run(folder)[0]
-        if (stored := begun.to_json()["data"]) != name:
-            raise BadInput(f"{folder} was begun on {stored}, not {name}: nonneg train {stored} --out {folder} --resume")
-        chosen = parse(begun)
+        chosen = parse(_begun(folder, name, Run))
     train(chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite)
-    log = rundir.read_log(folder)
+    last = rundir.read_log(folder)[-1]
     if chosen.json:
-        _print_json({"run": str(folder), **log[-1]})
+        _print_json({"run": str(folder), **last})
     else:
-        screen.print(
-            f"trained: {folder} ({log[-1]['seconds']:.0f} s). Measure it with: nonneg evaluate {folder}", soft_wrap=True
-        )
+        said = f"trained: {folder} ({last['seconds']:.0f} s). Measure it with: nonneg evaluate {folder}"
+        screen.print(said, soft_wrap=True)
+
+
+def _train_pairs(args: list[str]) -> None:
+    name, rest = _data_first(args, "train-pairs", PAIR_RECIPES)
+
+    def parse(run: PairRun) -> _TrainPairs:
+        return _parse(_TrainPairs, rest, f"nonneg train-pairs {name}", default=_TrainPairs(run=run))
+
+    chosen = parse(PAIR_RECIPES[name])
+    folder = chosen.folder(chosen.run, "pairs-")
+    if chosen.resume and (folder / "run.json").exists():
+        chosen = parse(_begun(folder, name, PairRun))
+    multimodal.train_pairs(
+        chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite
+    )
+    last = rundir.read_log(folder)[-1]
+    if chosen.json:
+        _print_json({"run": str(folder), **last})
+    else:
+        said = f"trained: {folder} ({last['seconds']:.0f} s). Look at it with: nonneg report {folder}"
+        screen.print(said, soft_wrap=True)
+
+
+def _data_first(args: list[str], verb: str, recipes: Iterable[str]) -> tuple[str, list[str]]:
+    """The data set that a training verb names first, and its flags."""
+    known = list(recipes)
+    if not args or args[0] in ("-h", "--help"):
+        return "digits", ["--help"]
+    if args[0].startswith("-"):
+        raise BadInput(f"name a data set first ({', '.join(known)}), as in: nonneg {verb} digits --epochs 20")
+    if args[0] not in known:
+        raise unknown("data set", args[0], known)
+    return args[0], args[1:]
+
+
+def _begun(folder: Path, name: str, kind: type[SomeRun]) -> SomeRun:
+    """The run that was begun in a folder, if on this data set."""
+    begun = rundir.read_run(folder, kind)[0]
+    if (stored := begun.to_json()["data"]) != name:
+        again = f"nonneg {kind.verb} {stored} --out {folder} --resume"
+        raise BadInput(f"{folder} was begun on {stored}, not {name}: {again}")
+    return begun
 
 
 def demo(
@@ -469,10 +523,12 @@ def main(argv: list[str] | None = None) -> None:
         verb, rest = args[0], args[1:]
         if verb == "train":
             _train(rest)
+        elif verb == "train-pairs":
+            _train_pairs(rest)
         elif verb in VERBS:
             _parse(VERBS[verb], rest, f"nonneg {verb}")()
         else:
-            raise unknown("verb", verb, ["train", *VERBS])
+            raise unknown("verb", verb, ["train", "train-pairs", *VERBS])
     except BadInput as error:
         if debug:
             traceback.print_exc()

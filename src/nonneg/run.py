@@ -1,11 +1,11 @@
-"""Run: everything a training run depends on, as one frozen value. It holds functions; text is for files only."""
+"""Everything a training run depends on, as one frozen value. It holds functions; text is for files only."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
 import tyro
@@ -25,12 +25,16 @@ ROLES = {
     "augment": names.Role("augmentation", augment, ("images", "noise")),
     "optimizer": names.Role("optimizer", optim, ("params", "lr", "weight_decay")),
 }
+PATHS = ("data_root", "captions")
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training run; two equal Runs on one machine give the same model, bit for bit on a CPU."""
+class Training:
+    """What every training depends on, with labels or without; on a CPU equal ones give the same model, bit for bit."""
 
+    verb: ClassVar[str]
+    trains: ClassVar[str]  # what run.json says was trained
+    roles: ClassVar[dict[str, names.Role]] = ROLES  # of the fields that hold functions
     data: Annotated[Callable[..., Dataset], tyro.conf.Suppress] = data.cifar10
     """Which images: digits, cifar10, cifar100, sprites, folder, arrays."""
     data_root: Path | None = None
@@ -41,15 +45,13 @@ class Run:
     """Stop at the first unreadable image instead of skipping and listing it."""
 
     map: Annotated[Callable[[Tensor], Tensor], names.flag(ROLES["map"])] = maps.rep_relu
-    """identity is plain contrastive learning; relu, rep_relu, softplus, sigmoid, exp make features non-negative."""
-    loss: Annotated[Callable[[Tensor, Tensor], Tensor], names.flag(ROLES["loss"])] = losses.info_nce
-    """The loss and its knobs, as in info_nce:temperature=0.05."""
+    """identity leaves features as they are (CL, CE); relu, rep_relu, softplus, sigmoid, exp make them non-negative."""
     backbone: Annotated[Callable[[int], nn.Module], names.flag(ROLES["backbone"])] = backbones.resnet18
     """resnet18, resnet34, resnet50 (knobs stem=small|imagenet, pad=1|2), small_net, or timm:NAME."""
     projector: tuple[int, ...] = (2048, 256)
     """Widths of the projector's layers; the last is the number of features."""
     augment: Annotated[Callable[[Tensor, Tensor], Tensor], names.flag(ROLES["augment"])] = augment.simclr
-    """How two views are made: simclr (the paper's), gentle (for digits), crop_flip, none."""
+    """How views are made: simclr (the paper's), gentle (for digits), crop_flip (for classifiers), none."""
 
     optimizer: Annotated[Callable[..., Optimizer], names.flag(ROLES["optimizer"])] = optim.lars
     """lars (the paper's), sgd or adamw."""
@@ -59,8 +61,6 @@ class Run:
     epochs: int = 200
     warmup_epochs: int = 10
     batch_size: int = 256
-    batch_norm: Literal["joint", "per_view"] = "joint"
-    """Batch-norm statistics over both views at once (one forward pass), or each view's own (the authors')."""
     seed: int = 0
 
     precision: engine.Precision = "auto"
@@ -110,35 +110,50 @@ class Run:
         """Plain values, functions by name."""
 
         def plain(name: str, value: Any) -> Any:
-            if name in ROLES:
-                return names.spell_or_custom(value, ROLES[name])
+            if name in self.roles:
+                return names.spell_or_custom(value, self.roles[name])
             return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
 
         return {f.name: plain(f.name, getattr(self, f.name)) for f in fields(self)}
 
 
-def from_json(values: dict[str, Any], where: Path) -> Run:
-    """The Run that `to_json` described; names outside the package are refused."""
-    known = {f.name for f in fields(Run)}
+@dataclass(frozen=True)
+class Run(Training):
+    """An encoder trained without labels, from two views of each image."""
+
+    verb: ClassVar[str] = "train"  # of the command line
+    trains: ClassVar[str] = "encoder"
+    loss: Annotated[Callable[[Tensor, Tensor], Tensor], names.flag(ROLES["loss"])] = losses.info_nce
+    """The loss and its knobs, as in info_nce:temperature=0.05."""
+    batch_norm: Literal["joint", "per_view"] = "joint"
+    """Batch-norm statistics over both views at once (one forward pass), or each view's own (the authors')."""
+
+
+SomeRun = TypeVar("SomeRun", bound=Training)
+
+
+def from_json(values: dict[str, Any], where: Path, kind: type[SomeRun] = Run) -> SomeRun:
+    """The run that `to_json` described; names outside the package are refused."""
+    known, roles = {f.name for f in fields(kind)}, kind.roles
     given: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
             raise BadInput(f"{where}: {name!r} is no field of a run; was it written by another version?")
-        if name in ROLES:
+        if name in roles:
             if value == names.CUSTOM:
-                raise BadInput(f"{where}: the {ROLES[name].kind} is not one of nonneg's; start it from Python again")
+                raise BadInput(f"{where}: the {roles[name].kind} is not one of nonneg's; start it from Python again")
             if not isinstance(value, str):
                 raise BadInput(f"{where}: {name} must be a name, not {value!r}")
             try:
-                given[name] = names.find(value, ROLES[name])
+                given[name] = names.find(value, roles[name])
             except BadInput as error:
                 raise BadInput(f"{where}: {error}") from None
-        elif name == "data_root":
+        elif name in PATHS:
             given[name] = None if value is None else Path(value)
         else:
             given[name] = tuple(value) if isinstance(value, list) else value
     try:
-        return Run(**given)
+        return kind(**given)
     except TypeError as error:
         raise BadInput(f"{where} is damaged: {error}") from None
 

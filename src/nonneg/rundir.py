@@ -12,20 +12,29 @@ import nonneg
 from nonneg import files
 from nonneg.data import Dataset
 from nonneg.errors import BadInput
-from nonneg.run import Run, from_json
+from nonneg.run import Run, SomeRun, from_json
 
 CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 OURS = (
     "run.json",
     "encoder.json",
     "model.safetensors",
+    "text.json",
+    "text.safetensors",
     "log.jsonl",
     "metrics.json",
     "report.html",
     CHECKPOINT,
     PREVIOUS,
 )
-FREE = ("device", "data_root", "checkpoint_seconds", "tensorboard", "strict")  # may differ when a run is resumed
+FREE = (
+    "device",
+    "data_root",
+    "captions",
+    "checkpoint_seconds",
+    "tensorboard",
+    "strict",
+)  # may differ when a run is resumed
 
 
 def check_free(folder: Path, overwrite: bool) -> None:
@@ -67,10 +76,17 @@ def claim(about: dict[str, Any], folder: Path) -> None:
     files.write_json(folder / "run.json", about)
 
 
-def read_run(folder: Path) -> tuple[Run, dict[str, Any]]:
-    """The Run of a folder, and all else that run.json holds."""
-    about = read_about(folder, "encoder")
-    return from_json(about["run"], folder / "run.json"), about
+def read_run(folder: Path, kind: type[SomeRun] = Run) -> tuple[SomeRun, dict[str, Any]]:
+    """The run of a folder, and all else that run.json holds."""
+    about = read_about(folder, kind.trains)
+    return from_json(about["run"], folder / "run.json", kind), about
+
+
+def trained(folder: Path) -> str:
+    """What was trained in a folder: an encoder, where it does not say so."""
+    path = folder / "run.json"
+    about = files.read_json(path) if path.exists() else {}
+    return str(about.get("kind", "encoder")) if isinstance(about, dict) else "encoder"
 
 
 def read_about(folder: Path, kind: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from nonneg.errors import BadInput
 from nonneg.evaluate import Entry, entry
 from nonneg.features import Features
 from nonneg.metrics import Words
+from nonneg.metrics.sparsity import Matrix
 from nonneg.multimodal import tokens
 from nonneg.multimodal.encoder import PairEncoder
 from nonneg.pairs import Pairs
@@ -73,7 +74,9 @@ def extract(
 
 def measure(test: PairFeatures, *, eps: float = 1e-5) -> dict[str, Entry]:
     """Every measurement of test images and texts by name: its value, its definition and its parameters."""
-    z, of_texts, at = test.images.z, test.texts.z, {"threshold": eps}
+    z: Matrix = test.images.z
+    of_texts: Matrix = test.texts.z
+    at = {"threshold": eps}
     if z.shape[1] != of_texts.shape[1]:
         raise BadInput(f"images have {z.shape[1]} features and texts {of_texts.shape[1]}; they must share one space")
     found: dict[str, Entry] = {}
@@ -117,7 +120,7 @@ def measure(test: PairFeatures, *, eps: float = 1e-5) -> dict[str, Entry]:
     return found
 
 
-def _balance(z: np.ndarray, of_texts: np.ndarray, eps: float) -> dict[str, Entry]:
+def _balance(z: Matrix, of_texts: Matrix, eps: float) -> dict[str, Entry]:
     balance = metrics.modality_balance(z, of_texts)
     live = metrics.live(z, eps=eps) | metrics.live(of_texts, eps=eps)
     mine = balance[live & np.isfinite(balance)]
