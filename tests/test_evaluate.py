@@ -5,6 +5,7 @@ N images, D features, C classes.
 
 import json
 import math
+import multiprocessing
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -21,12 +22,13 @@ from sklearn.neighbors import NearestNeighbors
 from nonneg import (
     augment,
     backbones,
+    charts,
     cli,
     corruptions,
     data,
     evaluate,
     features,
-    figures,
+    files,
     finetune,
     on_images,
     probes,
@@ -307,7 +309,7 @@ def test_all_of_a_run_with_every_group_its_data_allow(
     assert len(stored["identifiability_cosine"]["each"]) == len(stored["sepin@all"]["each"]) == 16
     assert all(e["definition"] for e in stored.values())
     assert {k: e["value"] for k, e in stored.items()} == {k: v for k, v in found.items() if k in stored}
-    assert {Path(p).stem for p in found["plots"]} == figures.PLOTS.keys() - {"factors"}
+    assert {Path(p).stem for p in found["plots"]} == charts.PLOTS.keys() - {"factors"}
     for path in found["plots"]:
         with Image.open(path) as picture:
             assert picture.width > 500
@@ -352,6 +354,39 @@ def test_features_of_another_model_are_made_again_and_old_measures_go(
     assert "eigenvalues_top" not in strict_json(a / "metrics.json") and not (a / "plots" / "spectra.png").exists()
     assert after["sepin@1"] == evaluated(capsys, b, "--only", "sepin")[1]["sepin@1"]
     assert "sparsity" in workflow.measures(a)  # what compare and report need is measured when they ask
+
+
+def evaluate_beside_another(folder: Path, group: str, both: Any) -> None:
+    """In a process of its own: measure a group after both have read what was there, then count to 100 together."""
+    take = workflow._attempt
+
+    def when_both_are_here(*args: Any) -> Any:
+        both.wait(timeout=60)
+        return take(*args)
+
+    workflow._attempt = when_both_are_here
+    workflow.evaluate(folder, asked=Asked(only=(group,)))
+    for _ in range(100):
+        with files.locked(folder):
+            count = folder / "count"
+            count.write_text(str(int(count.read_text()) + 1))
+
+
+def test_two_evaluations_at_the_same_moment_keep_each_others_entries_and_plots(copied: Path) -> None:
+    a = copied / "a"
+    workflow.evaluate(a, asked=Asked(only=("sepin",)))
+    (a / "count").write_text("0")
+    here = multiprocessing.get_context("spawn")
+    both = here.Barrier(2)
+    processes = [here.Process(target=evaluate_beside_another, args=(a, g, both)) for g in ("spectrum", "retrieval")]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert {"sparsity", "sepin@1", "eigenvalues_top", "precision@10"} <= strict_json(a / "metrics.json").keys()
+    assert {path.stem for path in (a / "plots").iterdir()} >= {"sepin", "spectra", "retrieval"}
+    assert (a / "count").read_text() == "200"
 
 
 @pytest.mark.parametrize(
@@ -494,4 +529,4 @@ def test_any_number_of_runs_stand_side_by_side(capsys: pytest.CaptureFixture[str
 
 
 def test_plots_are_left_out_where_nothing_was_measured() -> None:
-    assert {name: draw({}, "#000000") for name, draw in figures.PLOTS.items()} == dict.fromkeys(figures.PLOTS)
+    assert {name: draw({}, "#000000") for name, draw in charts.PLOTS.items()} == dict.fromkeys(charts.PLOTS)

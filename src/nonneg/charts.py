@@ -1,13 +1,36 @@
-"""The figures of the analyses: from stored rows to a PNG, nothing computed. One function a figure."""
+"""Stored numbers as a PNG, one function a figure: the plots of `nonneg evaluate` and the figures of the analyses.
+
+Nothing is computed here; the analyses draw from their rows, the plots of one run from its metrics.json.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from nonneg.figures import DPI, GHOST, INK, MUTED, NONNEG_RUNS, RULE, SIGNED_RUNS, _bytes, _dress
+from nonneg.canvas import (
+    DPI,
+    GHOST,
+    INK,
+    MUTED,
+    NONNEG_RUNS,
+    RULE,
+    SIGNED_RUNS,
+    draw_line,
+    dress,
+    finite,
+    in_percent,
+    level_line,
+    one_panel,
+    percent,
+    png_bytes,
+    printable,
+)
+from nonneg.figures import bars
 
 CL, NCL = SIGNED_RUNS[0], NONNEG_RUNS[0]
 NAMES = {
@@ -19,11 +42,14 @@ NAMES = {
 }
 
 
+# The figures of the analyses
+
+
 def _panels(columns: int, rows: int = 1, *, width: int = 460, height: int = 330) -> tuple[Figure, list[list[Axes]]]:
     figure = Figure(figsize=(width * columns / 100, height * rows / 100), dpi=DPI, facecolor="white", layout="tight")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:
-        _dress(axes)
+        dress(axes)
         axes.grid(color=RULE, linewidth=0.6)
     return figure, [list(row) for row in grid]
 
@@ -71,7 +97,7 @@ def precision_by_bytes(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, A
         axes.set_ylabel("precision@10, test set, %")
         _title(axes, NAMES.get(name, name))
         _legend(axes)
-    return _bytes(figure)
+    return png_bytes(figure)
 
 
 WAYS = {  # (by, ReLU in ranking, ReLU in features) -> text, line
@@ -98,7 +124,7 @@ def kept_features(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]
             axes.set_ylabel(text)
             _title(axes, NAMES.get(name, name))
         _legend(line_of_axes[0])
-    return _bytes(figure)
+    return png_bytes(figure)
 
 
 def stability(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
@@ -124,7 +150,7 @@ def stability(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
                       f"{found['cosine_shuffled']:.2f} (grey)", (0.02, 0.96), xycoords="axes fraction", va="top",
                       fontsize=7, color=INK, zorder=5,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})  # fmt: skip
-    return _bytes(figure)
+    return png_bytes(figure)
 
 
 def sepin(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> bytes:
@@ -139,7 +165,7 @@ def sepin(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> bytes:
         axes.set_ylabel("SEPIN, nats x 100")
         _title(axes, NAMES.get(name, name))
         axes.legend(fontsize=7.5, frameon=False, labelcolor=INK, loc="upper right")
-    return _bytes(figure)
+    return png_bytes(figure)
 
 
 def robustness(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
@@ -157,4 +183,174 @@ def robustness(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
         _title(axes, f"{NAMES.get(name, name)}, {images} test images; dashed: clean")
         axes.legend(fontsize=7.5, frameon=False, labelcolor=INK, loc="upper right", ncols=2)
         axes.set_ylim(top=115)
-    return _bytes(figure)
+    return png_bytes(figure)
+
+
+# The plots of one run's measures, each from the entries of metrics.json alone; None where they were not taken
+
+
+def spectra(measured: dict[str, dict], colour: str) -> bytes | None:
+    """Shares of the eigenvalues and of the expected activations, largest first, on a logarithmic scale."""
+    panels = {"eigenvalues_top": ("eigenvalue", "directions"), "activations_90": ("expected activation", "features")}
+    if not all(_each(measured, key) for key in panels):
+        return None
+    figure = Figure(figsize=(7.6, 2.6), dpi=DPI, facecolor="white")
+    for i, (key, (what, over)) in enumerate(panels.items()):
+        axes = figure.add_axes((0.085 + 0.5 * i, 0.18, 0.4, 0.72))
+        dress(axes)
+        share = np.array(_each(measured, key))
+        shown = share[share > 1e-6]  # what is left below is rounding, or dead
+        draw_line(axes, np.arange(1, len(shown) + 1), shown, colour)
+        axes.set_yscale("log")
+        axes.set_ylim(1e-6, 1)  # the same for every run
+        axes.minorticks_off()
+        axes.set_xlim(0, len(share) * 1.02 + 0.5)
+        axes.set_xlabel(f"{over}, largest first ({len(shown)} of {len(share)} above 0.0001 %)")
+        axes.set_ylabel(f"share of all {what}s")
+    return png_bytes(figure)
+
+
+def precision_by_prefix(measured: dict[str, dict], colour: str) -> bytes | None:
+    """Precision of the nearest neighbours by the first features of largest expected activation, chance dashed."""
+    key = next((name for name in measured if name.startswith("precision@")), "")
+    if not (each := _each(measured, key)):
+        return None
+    figure, axes = one_panel(566, 250)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(each["features"], [str(n) for n in each["features"]])
+    axes.minorticks_off()
+    draw_line(axes, np.array(each["features"]), np.array(each["precision"]), colour)
+    in_percent(axes)
+    level_line(axes, measured["precision_chance"]["value"])
+    axes.set_xlabel("features kept, largest expected activation first")
+    axes.set_ylabel(f"{key}, test images")
+    return png_bytes(figure)
+
+
+def sepin_by_feature(measured: dict[str, dict], colour: str) -> bytes | None:
+    """SEPIN of each feature, largest first."""
+    if not (each := _each(measured, "sepin@all")):
+        return None
+    values = np.sort(each)[::-1]
+    figure, axes = one_panel(566, 250, left=72)
+    axes.axhline(0, color=GHOST, linewidth=0.8, zorder=1)
+    draw_line(axes, np.arange(1, len(values) + 1), values, colour)
+    axes.set_xlim(0, len(values) * 1.02 + 0.5)
+    axes.set_xlabel("features, largest first")
+    axes.set_ylabel("SEPIN (nats)")
+    return png_bytes(figure)
+
+
+def stability_histogram(measured: dict[str, dict], colour: str) -> bytes | None:
+    """How many features find how similar a partner in other runs, beside what both nulls find on average."""
+    key = "identifiability_cosine"
+    if not (each := _each(measured, key)):
+        return None
+    scores = np.array([v for v in each if v is not None])
+    figure, axes = one_panel(566, 250, top=30)
+    axes.hist(scores, bins=np.linspace(0, 1, 21).tolist(), color=colour)
+    axes.set_xlim(0, 1)
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+    for name, dashes in (("shuffled", (4, 3)), ("rotated", (1, 2))):
+        level = measured[f"{key}_{name}"]["value"]
+        axes.axvline(level, color=INK, linewidth=0.9, linestyle=(0, dashes))
+        axes.annotate(f"{name} {level:.2f}", (level, 1.03), xycoords=("data", "axes fraction"), color=INK,
+                      fontsize=7.5, ha="center")  # fmt: skip
+    axes.set_xlabel(f"stability: |cosine| with the partner, mean over other runs ({len(scores)} live features)")
+    axes.set_ylabel("features")
+    return png_bytes(figure)
+
+
+def monosemanticity_by_feature(measured: dict[str, dict], colour: str) -> bytes | None:
+    """Monosemanticity of each feature, largest first, the baseline dashed."""
+    values = np.sort([v for v in _each(measured, "monosemanticity") or () if v is not None])[::-1]
+    if not len(values):
+        return None
+    figure, axes = one_panel(566, 250)
+    level = measured["monosemanticity_baseline"]["value"]
+    axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.8)
+    said = f"equally on for all images {round(level, 2) + 0.0:.2f}"  # no -0.00
+    axes.annotate(said, (1, level), (0, 4), xycoords=("axes fraction", "data"), textcoords="offset points",
+                  ha="right", color=INK, fontsize=7.5)  # fmt: skip
+    draw_line(axes, np.arange(1, len(values) + 1), values, colour)
+    axes.set_xlim(0, len(values) * 1.02 + 0.5)
+    axes.set_ylim(min(0.0, float(values.min())) - 0.05, 1)
+    axes.set_xlabel("features, largest first")
+    axes.set_ylabel("cosine of a feature's images")
+    return png_bytes(figure)
+
+
+def factor_bars(measured: dict[str, dict], colour: str) -> bytes | None:
+    """MIG and SAP gaps of each factor, side by side."""
+    mig, sap = _each(measured, "mig"), _each(measured, "sap")
+    if not mig or not sap:
+        return None
+    figure, axes = one_panel(566, 250, top=30)
+    for i, (name, gaps, shade) in enumerate((("MIG", mig, colour), ("SAP", sap, GHOST))):
+        places = np.arange(len(gaps)) + 0.38 * i - 0.19
+        axes.bar(places, list(gaps.values()), width=0.34, color=shade, label=name)
+        for x, gap in zip(places, gaps.values(), strict=True):
+            axes.annotate(f"{gap:.3f}", (x, gap), (0, 3), textcoords="offset points", ha="center", fontsize=7)
+    axes.set_xticks(range(len(mig)), list(mig))
+    axes.tick_params(axis="x", length=0)
+    axes.margins(y=0.12)
+    axes.set_ylabel("gap between the two best features")
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
+    return png_bytes(figure)
+
+
+def corruption_matrix(measured: dict[str, dict], colour: str) -> bytes | None:
+    """Accuracy under each corruption (rows) at each severity (columns), and its mean: darker is better."""
+    if not (each := _each(measured, "corruption_accuracy")):
+        return None
+    entry = measured["corruption_accuracy"]
+    values = np.array([[*row["severity"], row["mean"]] for row in each.values()])
+    scale = LinearSegmentedColormap.from_list("run", ("#ffffff", colour))
+    figure, axes = one_panel(566, 460, left=128, top=52, bottom=12)
+    axes.imshow(values, cmap=scale, vmin=0, vmax=1.4, aspect="auto", interpolation="nearest")  # light, to be read
+    for (row, column), value in np.ndenumerate(values):
+        weight = "bold" if column == values.shape[1] - 1 else "normal"
+        axes.annotate(
+            f"{100 * value:.1f}", (column, row), ha="center", va="center", fontsize=7.5, color=INK, fontweight=weight
+        )
+    axes.axvline(values.shape[1] - 1.5, color="white", linewidth=4)
+    axes.set_xticks(range(values.shape[1]), [*(f"severity {s}" for s in range(1, values.shape[1])), "mean"])
+    axes.xaxis.tick_top()
+    axes.set_yticks(range(len(each)), [name.replace("_", " ") for name in each])
+    axes.tick_params(length=0, labelsize=7.5)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    said = f"test accuracy in %: {percent(entry['value'])} over all, {percent(entry['clean'])} on clean images"
+    figure.text(128 / 566, 1 - 18 / 460, said, fontsize=8, color=MUTED)
+    return png_bytes(figure)
+
+
+def shifted_bars(measured: dict[str, dict], colour: str) -> bytes | None:
+    """The clean-trained probe on the test images, on each other folder, and under corruptions."""
+    elsewhere = {name.removeprefix("ood_"): e for name, e in measured.items() if name.startswith("ood_")}
+    if not elsewhere:
+        return None
+    values = {"test images": next(iter(elsewhere.values()))["clean"]}
+    values |= {printable(name, 16): e["value"] for name, e in elsewhere.items()}
+    corrupted, chance = (measured.get(key, {}).get("value") for key in ("corruption_accuracy", "chance"))
+    if corrupted is not None:
+        values["corruptions"] = corrupted
+    return bars(values, colour=colour, width=566, level=chance)
+
+
+PLOTS = {
+    "spectra": spectra,
+    "retrieval": precision_by_prefix,
+    "sepin": sepin_by_feature,
+    "stability": stability_histogram,
+    "monosemanticity": monosemanticity_by_feature,
+    "factors": factor_bars,
+    "corruptions": corruption_matrix,
+    "shifts": shifted_bars,
+}
+
+
+def _each(measured: dict[str, dict], key: str) -> Any:
+    """What an entry's value sums up; nothing where it was not measured, or has no value."""
+    entry = measured.get(key, {})
+    return entry.get("each") if finite(entry.get("value")) else None

@@ -23,6 +23,7 @@ from nonneg import multimodal, reproduce, rundir, workflow
 from nonneg.errors import BadInput, unknown
 from nonneg.loop import Interrupted
 from nonneg.multimodal import PAIR_RECIPES, PairRun
+from nonneg.multimodal import verbs as pair_verbs
 from nonneg.run import RECIPES, Run, SomeRun, Training
 from nonneg.train import train
 
@@ -46,7 +47,15 @@ stderr. --debug shows a traceback where an error is otherwise one sentence."""
 
 screen = Console()
 WIDEST = 24  # characters of a column
-PLAIN = ("sepin", "monosemanticity", "identifiability", "mig", "sap", "dci")  # measures that are not shares
+PLAIN = (
+    "sepin",
+    "monosemanticity",
+    "identifiability",
+    "mig",
+    "sap",
+    "dci",
+    "modality_balance",
+)  # measures that are not shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +231,13 @@ def evaluate(
         data_root: Where the data are now, if they were moved since training.
         json: Print the values as JSON.
     """
+    if _of_pairs(run):
+        if all or only or heavy or subset or judge or against or ood:
+            raise BadInput(
+                f"{run} holds encoders of images and texts, of which all is measured at once: leave flags out"
+            )
+        _print_measured(run, pair_verbs.evaluate(run, data_root), json)
+        return
     groups = tuple(name.strip() for name in only.split(",") if name.strip())
     if only and not groups:
         raise BadInput(f"--only {only} names no group of measures, as in --only sepin,retrieval")
@@ -234,10 +250,7 @@ def evaluate(
         plots = [str(path) for path in found.plots]
         _print_json({**always, **workflow.values(found.measured), "skipped": found.skipped, "plots": plots})
         return
-    table = Table(Column("measure", overflow="fold"), "value", "definition", title=str(run))
-    for name, entry in found.measured.items():
-        table.add_row(name, _show(name, entry["value"]), entry["definition"])
-    screen.print(table)
+    _print_measured(run, found.measured, json)
     for group, why in found.skipped.items():
         screen.print(f"not measured: {group} ({why})", soft_wrap=True, highlight=False, markup=False)
     if found.plots:
@@ -266,6 +279,14 @@ def features(
         out: The folder to write to; left out, RUN/features.
         json: Print the file names as JSON.
     """
+    if _of_pairs(run):
+        if data or image_size:
+            raise BadInput(
+                f"{run} holds encoders of images and texts: its own pairs only, without --data, --image-size"
+            )
+        for split, paths in pair_verbs.write_features(run, data_root=data_root, out=out).items():
+            screen.print(f"{split}: {', '.join(map(str, paths))}", soft_wrap=True)
+        return
     written = workflow.write_features(run, data=data, data_root=data_root, image_size=image_size, out=out)
     if json:
         _print_json(written)
@@ -333,15 +354,17 @@ def compare(
     """
     if len(runs) < 2:
         raise BadInput("compare needs two run folders or more, as in: nonneg compare runs/demo/cl runs/demo/ncl")
-    measured = {run: workflow.measures(run, data_root) for run in runs}
+    verbs = pair_verbs if _of_pairs(*runs) else workflow
+    measured = {run: verbs.measures(run, data_root) for run in runs}
     if out is not None:
-        workflow.write_report(list(runs), out, overwrite=overwrite, data_root=data_root)
+        verbs.write_report(list(runs), out, overwrite=overwrite, data_root=data_root)
     if json:
         _print_json({str(run): workflow.values(entries) for run, entries in measured.items()})
         return
     short = len({run.name for run in measured}) == len(measured)
     columns = {run.name if short else str(run): workflow.values(entries) for run, entries in measured.items()}
-    _print_table(columns, (name for entries in measured.values() for name, e in entries.items() if "group" in e))
+    more = (name for entries in measured.values() for name, e in entries.items() if "group" in e)
+    _print_table(columns, more, headline=verbs.HEADLINE)
 
 
 def make_report(
@@ -367,7 +390,8 @@ def make_report(
     if not runs:
         raise BadInput("name a run folder, as in: nonneg report runs/demo/ncl")
     path = out or runs[0] / "report.html"
-    workflow.write_report(list(runs), path, overwrite=overwrite, data_root=data_root)
+    verbs = pair_verbs if _of_pairs(*runs) else workflow
+    verbs.write_report(list(runs), path, overwrite=overwrite, data_root=data_root)
     if json:
         _print_json({"report": str(path)})
         return
@@ -551,9 +575,29 @@ def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def _print_table(columns: dict[str, dict[str, Any]], more: Iterable[str] = ()) -> None:
+def _of_pairs(*runs: Path) -> bool:
+    """Whether these runs are of images and texts; both kinds at once have nothing to compare."""
+    kinds = {rundir.trained(run) == PairRun.trains for run in runs}
+    if len(kinds) > 1:
+        raise BadInput("some of these runs are of images alone and some of images with texts: name runs of one kind")
+    return kinds == {True}
+
+
+def _print_measured(run: Path, measured: dict[str, dict[str, Any]], json: bool) -> None:
+    if json:
+        _print_json(workflow.values(measured))
+        return
+    table = Table(Column("measure", overflow="fold"), "value", "definition", title=str(run))
+    for name, entry in measured.items():
+        table.add_row(name, _show(name, entry["value"]), entry["definition"])
+    screen.print(table)
+
+
+def _print_table(
+    columns: dict[str, dict[str, Any]], more: Iterable[str] = (), headline: Iterable[str] = workflow.HEADLINE
+) -> None:
     """The headline and `more`, a column a run; where a screen is too narrow for all runs, one table after the other."""
-    names = list(dict.fromkeys([*workflow.HEADLINE, *more]))
+    names = list(dict.fromkeys([*headline, *more]))
     room = screen.width - max(map(len, names), default=0) - 4
     widest = max(min(WIDEST, max(map(len, columns))), 8) + 3
     runs, at_once = list(columns.items()), max(1, room // widest)
@@ -572,8 +616,5 @@ def _show(name: str, value: Any) -> str:
         return str(value)
     if name.startswith(PLAIN) and not name.endswith("_share"):
         return f"{value:.4f}"
-    return (
-        f"{value:.1f}"
-        if name in ("effective_rank", "active_per_sample", "active_per_sample_median")
-        else f"{value:.1%}"
-    )
+    plain = name in ("effective_rank", "active_per_sample") or name.endswith(("_median", "_median_rank"))
+    return f"{value:.1f}" if plain else f"{value:.1%}"

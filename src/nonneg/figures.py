@@ -1,4 +1,4 @@
-"""Pictures of features: image grids with Pillow, charts with matplotlib, all as PNG.
+"""The report's pictures of features: image grids with Pillow, charts with matplotlib, all as PNG.
 
 N images, D features, C channels, H W height and width; widths and heights of charts are CSS pixels.
 """
@@ -6,31 +6,44 @@ N images, D features, C channels, H W height and width; widths and heights of ch
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageDraw
 from torch import Tensor
 
 from nonneg import metrics
+from nonneg.canvas import (
+    DPI,
+    GHOST,
+    INK,
+    MUTED,
+    NONNEG_RUNS,
+    SIGNED_RUNS,
+    draw_line,
+    dress,
+    finite,
+    in_percent,
+    level_line,
+    one_panel,
+    percent,
+    png_bytes,
+    printable,
+)
 from nonneg.data import Files
 from nonneg.features import Features
 
 EPS = 1e-5  # a feature is active on an image where |z| >= EPS, as in nonneg.metrics
-THUMBNAIL, DPI = 48, 200
-INK, MUTED, RULE, GHOST, BLANK = "#22262b", "#69717a", "#e4e7ea", "#c9ced4", "#f1f2f4"
+THUMBNAIL = 48
+BLANK = "#f1f2f4"
 NEGATIVE, POSITIVE = "#1f5582", "#b5480f"
 STOPS = (NEGATIVE, "#86aac8", "#ffffff", "#f0a871", POSITIVE)  # -1 .. 0 .. 1, the same colours in every picture
 SCALE = LinearSegmentedColormap.from_list("signed", STOPS, N=257)  # odd, so that zero is exactly white
-SIGNED_RUNS = ("#56789a", "#8a7ca8", "#8b959f")
-NONNEG_RUNS = ("#d9702b", "#1c8a7e", "#b04a72", "#7f8a1f")
 
 
 @dataclass(frozen=True)
@@ -117,7 +130,7 @@ def feature_grid(column: Column, features: Sequence[int] | np.ndarray, k: int = 
     longest = max(column.images.shape[-2:])
     size = size or (THUMBNAIL if longest < 24 else min(longest, THUMBNAIL))
     gap = max(4, size // 12)
-    width, height = _thumbnail(column.images[:1], size).size
+    width, height = thumbnail(column.images[:1], size).size
     canvas = Image.new("RGB", (k * (width + gap) - gap, max(1, len(features)) * (height + gap)), "white")
     draw = ImageDraw.Draw(canvas)
     for row, (feature, images) in enumerate(zip(features, top_images(column, features, k), strict=True)):
@@ -127,14 +140,14 @@ def feature_grid(column: Column, features: Sequence[int] | np.ndarray, k: int = 
             if place >= len(images):
                 draw.rectangle((x, y, x + width - 1, y + height - 1), fill=BLANK)
                 continue
-            canvas.paste(_thumbnail(column.images[int(images[place])][None], size), (x, y))
+            canvas.paste(thumbnail(column.images[int(images[place])][None], size), (x, y))
             if values[place] < 0:
                 mark = y + height + gap // 4
                 draw.rectangle((x, mark, x + width - 1, mark + 1), fill=NEGATIVE)
     return canvas
 
 
-def _thumbnail(image: Tensor, size: int) -> Image.Image:
+def thumbnail(image: Tensor, size: int) -> Image.Image:
     """A 1 x C x H x W uint8 image as RGB, its longest side `size` (a whole multiple under 24 pixels)."""
     pixels = image[0, :3] if image.shape[1] >= 3 else image[0, :1].expand(3, -1, -1)
     picture = Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).cpu().numpy()))
@@ -178,11 +191,11 @@ def scaled_rows(column: Column, rows: np.ndarray, features: np.ndarray) -> np.nd
 def activation_matrix(values: np.ndarray, names: list[str] | None, *, width: int, xlabel: str) -> bytes:
     """Images x features in colour from -1 over white to 1; `names` gives each row's class, in order."""
     longest = max((len(name) for name in names), default=0) if names else 2
-    figure, axes = _panel(width, 390, left=20 + 7 * min(longest, 12), bottom=46)
+    figure, axes = one_panel(width, 390, left=20 + 7 * min(longest, 12), bottom=46)
     _matrix(axes, values, names)
     axes.set_xlabel(xlabel)
     axes.set_ylabel("" if names else "test images")
-    return _bytes(figure)
+    return png_bytes(figure)
 
 
 def _matrix(axes: Axes, values: np.ndarray, names: list[str] | None) -> None:
@@ -208,7 +221,7 @@ def _matrix(axes: Axes, values: np.ndarray, names: list[str] | None) -> None:
 
 def histogram(counts: np.ndarray, *, top: int, colour: str, width: int) -> bytes:
     """The share of images with each number of active features, from 0 to `top`."""
-    figure, axes = _panel(width, 250)
+    figure, axes = one_panel(width, 250)
     step = -(-(top + 1) // 44)  # whole numbers a bar, or bars would differ by how many they hold
     edges = np.arange(0, top + 1 + step, step) - 0.5
     axes.hist(counts, bins=edges.tolist(), weights=np.full(len(counts), 1 / len(counts)), color=colour)
@@ -219,10 +232,10 @@ def histogram(counts: np.ndarray, *, top: int, colour: str, width: int) -> bytes
     axes.annotate(f"median {median:g}", (beside, 0.93), (-4 if right else 4, 0), textcoords="offset points", color=INK,
                   fontsize=7.5, ha="right" if right else "left")  # fmt: skip
     axes.set_xlim(-0.5 - 0.01 * top, edges[-1])
-    _percent(axes)
+    in_percent(axes)
     axes.set_xlabel("active features of an image")
     axes.set_ylabel("share of test images")
-    return _bytes(figure)
+    return png_bytes(figure)
 
 
 def curves(
@@ -239,25 +252,27 @@ def curves(
     level: float | None = None,
 ) -> bytes:
     """One run's sorted values over the features' ranks, the other runs' in grey behind it, `level` dashed."""
-    figure, axes = _panel(width, 250)
+    figure, axes = one_panel(width, 250)
     for y in others:
-        _line(axes, np.arange(1, len(y) + 1), y, GHOST, zorder=1.5)
-    _line(axes, np.arange(1, len(mine) + 1), mine, colour)
+        draw_line(axes, np.arange(1, len(y) + 1), y, GHOST, zorder=1.5)
+    draw_line(axes, np.arange(1, len(mine) + 1), mine, colour)
     axes.set_xlim(0, xmax * 1.02 + 0.5)
     axes.set_ylim(0, ymax * 1.05 if ymax > 0 else 1)
     if shares:
-        _percent(axes)
+        in_percent(axes)
     if level is not None:
-        _level(axes, level)
+        level_line(axes, level)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    return _bytes(figure)
+    return png_bytes(figure)
 
 
 def correlation_matrix(cosine: np.ndarray, features: np.ndarray, *, width: int) -> bytes:
     """The cosines between some features, from -1 over white to 1."""
     side = min(width, 420)
-    figure, axes = _panel(width, side, left=44 + (width - side) // 2, right=14 + (width - side) // 2, bottom=44, top=8)
+    figure, axes = one_panel(
+        width, side, left=44 + (width - side) // 2, right=14 + (width - side) // 2, bottom=44, top=8
+    )
     axes.imshow(cosine, cmap=SCALE, vmin=-1, vmax=1, interpolation="nearest", aspect="auto")
     places = np.arange(len(features))
     axes.set_xticks(places, [str(f) for f in features], rotation=90)
@@ -266,12 +281,12 @@ def correlation_matrix(cosine: np.ndarray, features: np.ndarray, *, width: int) 
     axes.set_xlabel("feature")
     for spine in axes.spines.values():
         spine.set_visible(True)
-    return _bytes(figure)
+    return png_bytes(figure)
 
 
 def bars(values: dict[str, float | None], *, colour: str, width: int, level: float | None) -> bytes:
     """Shares as bars from 0 to 100 %, `level` dashed; a value that is missing leaves its place empty."""
-    figure, axes = _panel(width, 250)
+    figure, axes = one_panel(width, 250)
     for i, value in enumerate(values.values()):
         if value is None:
             axes.annotate("not measured", (i, 0.02), ha="center", fontsize=7, color=MUTED)
@@ -284,206 +299,36 @@ def bars(values: dict[str, float | None], *, colour: str, width: int, level: flo
     room = 0 if level is None else 0.5 if width > 450 else 1.2  # for the name of the chance level
     axes.set_xlim(-0.6, len(values) - 0.4 + room)
     axes.tick_params(axis="x", length=0)
-    _percent(axes)
+    in_percent(axes)
     axes.set_ylim(0, 1.08)
     if level is not None:
-        _level(axes, level)
+        level_line(axes, level)
     axes.set_ylabel("test accuracy")
-    return _bytes(figure)
+    return png_bytes(figure)
 
 
 def training(
     logs: Sequence[list[dict]], key: str, *, colours: Sequence[str], width: int, ylabel: str, shares: bool
 ) -> bytes | None:
     """One measure of every run over the epochs in one chart; None when no run has it."""
-    figure, axes = _panel(width, 230)
+    figure, axes = one_panel(width, 230)
     low, high, last = 0.0, 0.0, 0.0
     for log, colour in zip(logs, colours, strict=True):
         points = [(e["epoch"], e[key]) for e in log if finite(e.get(key)) and finite(e.get("epoch"))]
         if points:
             x, y = np.array(points, dtype=float).T
-            _line(axes, x, y, colour)
+            draw_line(axes, x, y, colour)
             low, high, last = min(low, y.min()), max(high, y.max()), max(last, x.max())
     if not axes.lines:
         return None
     axes.set_xlim(0, last * 1.02 + 0.5)
     axes.set_ylim(low * 1.05, high * 1.05 if high > low else low + 1)  # from zero, unless the loss is negative
     if shares:
-        _percent(axes)
+        in_percent(axes)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     axes.set_xlabel("epoch")
     axes.set_ylabel(ylabel)
-    return _bytes(figure)
-
-
-# The plots of one run's measures, each from the entries of metrics.json alone; None where they were not taken
-
-
-def spectra(measured: dict[str, dict], colour: str) -> bytes | None:
-    """Shares of the eigenvalues and of the expected activations, largest first, on a logarithmic scale."""
-    panels = {"eigenvalues_top": ("eigenvalue", "directions"), "activations_90": ("expected activation", "features")}
-    if not all(_each(measured, key) for key in panels):
-        return None
-    figure = Figure(figsize=(7.6, 2.6), dpi=DPI, facecolor="white")
-    for i, (key, (what, over)) in enumerate(panels.items()):
-        axes = figure.add_axes((0.085 + 0.5 * i, 0.18, 0.4, 0.72))
-        _dress(axes)
-        share = np.array(_each(measured, key))
-        shown = share[share > 1e-6]  # what is left below is rounding, or dead
-        _line(axes, np.arange(1, len(shown) + 1), shown, colour)
-        axes.set_yscale("log")
-        axes.set_ylim(1e-6, 1)  # the same for every run
-        axes.minorticks_off()
-        axes.set_xlim(0, len(share) * 1.02 + 0.5)
-        axes.set_xlabel(f"{over}, largest first ({len(shown)} of {len(share)} above 0.0001 %)")
-        axes.set_ylabel(f"share of all {what}s")
-    return _bytes(figure)
-
-
-def retrieval(measured: dict[str, dict], colour: str) -> bytes | None:
-    """Precision of the nearest neighbours by the first features of largest expected activation, chance dashed."""
-    key = next((name for name in measured if name.startswith("precision@")), "")
-    if not (each := _each(measured, key)):
-        return None
-    figure, axes = _panel(566, 250)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(each["features"], [str(n) for n in each["features"]])
-    axes.minorticks_off()
-    _line(axes, np.array(each["features"]), np.array(each["precision"]), colour)
-    _percent(axes)
-    _level(axes, measured["precision_chance"]["value"])
-    axes.set_xlabel("features kept, largest expected activation first")
-    axes.set_ylabel(f"{key}, test images")
-    return _bytes(figure)
-
-
-def sepin(measured: dict[str, dict], colour: str) -> bytes | None:
-    """SEPIN of each feature, largest first."""
-    if not (each := _each(measured, "sepin@all")):
-        return None
-    values = np.sort(each)[::-1]
-    figure, axes = _panel(566, 250, left=72)
-    axes.axhline(0, color=GHOST, linewidth=0.8, zorder=1)
-    _line(axes, np.arange(1, len(values) + 1), values, colour)
-    axes.set_xlim(0, len(values) * 1.02 + 0.5)
-    axes.set_xlabel("features, largest first")
-    axes.set_ylabel("SEPIN (nats)")
-    return _bytes(figure)
-
-
-def stability_histogram(measured: dict[str, dict], colour: str) -> bytes | None:
-    """How many features find how similar a partner in other runs, beside what both nulls find on average."""
-    key = "identifiability_cosine"
-    if not (each := _each(measured, key)):
-        return None
-    scores = np.array([v for v in each if v is not None])
-    figure, axes = _panel(566, 250, top=30)
-    axes.hist(scores, bins=np.linspace(0, 1, 21).tolist(), color=colour)
-    axes.set_xlim(0, 1)
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-    for name, dashes in (("shuffled", (4, 3)), ("rotated", (1, 2))):
-        level = measured[f"{key}_{name}"]["value"]
-        axes.axvline(level, color=INK, linewidth=0.9, linestyle=(0, dashes))
-        axes.annotate(f"{name} {level:.2f}", (level, 1.03), xycoords=("data", "axes fraction"), color=INK,
-                      fontsize=7.5, ha="center")  # fmt: skip
-    axes.set_xlabel(f"stability: |cosine| with the partner, mean over other runs ({len(scores)} live features)")
-    axes.set_ylabel("features")
-    return _bytes(figure)
-
-
-def monosemanticity(measured: dict[str, dict], colour: str) -> bytes | None:
-    """Monosemanticity of each feature, largest first, the baseline dashed."""
-    values = np.sort([v for v in _each(measured, "monosemanticity") or () if v is not None])[::-1]
-    if not len(values):
-        return None
-    figure, axes = _panel(566, 250)
-    level = measured["monosemanticity_baseline"]["value"]
-    axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.8)
-    said = f"equally on for all images {round(level, 2) + 0.0:.2f}"  # no -0.00
-    axes.annotate(said, (1, level), (0, 4), xycoords=("axes fraction", "data"), textcoords="offset points",
-                  ha="right", color=INK, fontsize=7.5)  # fmt: skip
-    _line(axes, np.arange(1, len(values) + 1), values, colour)
-    axes.set_xlim(0, len(values) * 1.02 + 0.5)
-    axes.set_ylim(min(0.0, float(values.min())) - 0.05, 1)
-    axes.set_xlabel("features, largest first")
-    axes.set_ylabel("cosine of a feature's images")
-    return _bytes(figure)
-
-
-def factor_bars(measured: dict[str, dict], colour: str) -> bytes | None:
-    """MIG and SAP gaps of each factor, side by side."""
-    mig, sap = _each(measured, "mig"), _each(measured, "sap")
-    if not mig or not sap:
-        return None
-    figure, axes = _panel(566, 250, top=30)
-    for i, (name, gaps, shade) in enumerate((("MIG", mig, colour), ("SAP", sap, GHOST))):
-        places = np.arange(len(gaps)) + 0.38 * i - 0.19
-        axes.bar(places, list(gaps.values()), width=0.34, color=shade, label=name)
-        for x, gap in zip(places, gaps.values(), strict=True):
-            axes.annotate(f"{gap:.3f}", (x, gap), (0, 3), textcoords="offset points", ha="center", fontsize=7)
-    axes.set_xticks(range(len(mig)), list(mig))
-    axes.tick_params(axis="x", length=0)
-    axes.margins(y=0.12)
-    axes.set_ylabel("gap between the two best features")
-    axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
-    return _bytes(figure)
-
-
-def corruption_matrix(measured: dict[str, dict], colour: str) -> bytes | None:
-    """Accuracy under each corruption (rows) at each severity (columns), and its mean: darker is better."""
-    if not (each := _each(measured, "corruption_accuracy")):
-        return None
-    entry = measured["corruption_accuracy"]
-    values = np.array([[*row["severity"], row["mean"]] for row in each.values()])
-    scale = LinearSegmentedColormap.from_list("run", ("#ffffff", colour))
-    figure, axes = _panel(566, 460, left=128, top=52, bottom=12)
-    axes.imshow(values, cmap=scale, vmin=0, vmax=1.4, aspect="auto", interpolation="nearest")  # light, to be read
-    for (row, column), value in np.ndenumerate(values):
-        weight = "bold" if column == values.shape[1] - 1 else "normal"
-        axes.annotate(
-            f"{100 * value:.1f}", (column, row), ha="center", va="center", fontsize=7.5, color=INK, fontweight=weight
-        )
-    axes.axvline(values.shape[1] - 1.5, color="white", linewidth=4)
-    axes.set_xticks(range(values.shape[1]), [*(f"severity {s}" for s in range(1, values.shape[1])), "mean"])
-    axes.xaxis.tick_top()
-    axes.set_yticks(range(len(each)), [name.replace("_", " ") for name in each])
-    axes.tick_params(length=0, labelsize=7.5)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    said = f"test accuracy in %: {percent(entry['value'])} over all, {percent(entry['clean'])} on clean images"
-    figure.text(128 / 566, 1 - 18 / 460, said, fontsize=8, color=MUTED)
-    return _bytes(figure)
-
-
-def shifted_bars(measured: dict[str, dict], colour: str) -> bytes | None:
-    """The clean-trained probe on the test images, on each other folder, and under corruptions."""
-    elsewhere = {name.removeprefix("ood_"): e for name, e in measured.items() if name.startswith("ood_")}
-    if not elsewhere:
-        return None
-    values = {"test images": next(iter(elsewhere.values()))["clean"]}
-    values |= {printable(name, 16): e["value"] for name, e in elsewhere.items()}
-    corrupted, chance = (measured.get(key, {}).get("value") for key in ("corruption_accuracy", "chance"))
-    if corrupted is not None:
-        values["corruptions"] = corrupted
-    return bars(values, colour=colour, width=566, level=chance)
-
-
-PLOTS = {
-    "spectra": spectra,
-    "retrieval": retrieval,
-    "sepin": sepin,
-    "stability": stability_histogram,
-    "monosemanticity": monosemanticity,
-    "factors": factor_bars,
-    "corruptions": corruption_matrix,
-    "shifts": shifted_bars,
-}
-
-
-def _each(measured: dict[str, dict], key: str) -> Any:
-    """What an entry's value sums up; nothing where it was not measured, or has no value."""
-    entry = measured.get(key, {})
-    return entry.get("each") if finite(entry.get("value")) else None
+    return png_bytes(figure)
 
 
 def hero(columns: Sequence[Column], *, rows: int = 8, seed: int = 0) -> bytes:
@@ -495,7 +340,7 @@ def hero(columns: Sequence[Column], *, rows: int = 8, seed: int = 0) -> bytes:
     figure = Figure(figsize=(panel * len(columns) / 100, round(high + 262) / 100), dpi=DPI, facecolor="white")
     for i, (column, colour) in enumerate(zip(columns, colours(columns), strict=True)):
         left = i * panel + 14
-        write = partial(_write, figure, left)
+        write = partial(write_text, figure, left)
         write(26, column.title, size=15, weight="bold", color=colour)
         under = " (blue line: negative)" if signed(column) else ""
         write(46, f"{column.subtitle}: top images of its {len(features[i])} most used features{under}", size=8)
@@ -505,12 +350,12 @@ def hero(columns: Sequence[Column], *, rows: int = 8, seed: int = 0) -> bytes:
         write(high + 86, f"{len(chosen)} images (rows) × {len(shown)} features (columns): white is zero", size=8)
         width, height = figure.get_size_inches() * 100
         axes = figure.add_axes((left / width, 1 - (high + 216) / height, (panel - 28) / width, 120 / height))
-        _dress(axes)
+        dress(axes)
         _matrix(axes, scaled_rows(column, chosen, shown), None)
         axes.set_xticks([])
         zeros = percent(metrics.sparsity(column.test.z, eps=EPS))
         write(high + 238, f"{zeros} of all values are zero", size=10, color=INK)
-    return _bytes(figure)
+    return png_bytes(figure)
 
 
 def overview(columns: Sequence[Column], *, seed: int = 0, width: int = 440, shown: int = 32) -> bytes:
@@ -547,21 +392,21 @@ def _sheet(titles: Sequence[str], tints: Sequence[str], rows: Sequence[Sequence[
     high = [max(panel.height for panel in row) for row in opened]
     figure = Figure(figsize=(width * len(titles) / 100, (head + sum(high) / scale) / 100), dpi=DPI, facecolor="white")
     for i, (title, tint) in enumerate(zip(titles, tints, strict=True)):
-        _write(figure, i * width + 14, 22, title, size=11, weight="bold", color=tint)
+        write_text(figure, i * width + 14, 22, title, size=11, weight="bold", color=tint)
     below = scale * head
     for row, tall in zip(opened, high, strict=True):
         for i, panel in enumerate(row):
             bottom = round(figure.get_size_inches()[1] * DPI) - below - panel.height
             figure.figimage(np.asarray(panel), scale * i * width, bottom, origin="upper")
         below += tall
-    return _bytes(figure)
+    return png_bytes(figure)
 
 
 def _hero_grid(figure: Figure, column: Column, features: np.ndarray, grid: Image.Image, *, left: int, top: int) -> None:
     """A feature grid pixel by pixel, with the majority class of each row beside it."""
     from_below = round(figure.get_size_inches()[1] * DPI) - 2 * top - grid.height
     figure.figimage(np.asarray(grid), 2 * left, from_below, origin="upper")
-    write = partial(_write, figure, left + grid.width / 2 + 9)
+    write = partial(write_text, figure, left + grid.width / 2 + 9)
     for row, images in enumerate(top_images(column, features)):
         middle, found = top + grid.height / 2 * (row + 0.5) / len(features), majority(column, images)
         if found is None:
@@ -571,7 +416,7 @@ def _hero_grid(figure: Figure, column: Column, features: np.ndarray, grid: Image
         write(middle + 11, f"{found[1]} of {len(images)}", size=7)
 
 
-def _write(
+def write_text(
     figure: Figure,
     x: float,
     y: float,
@@ -586,68 +431,3 @@ def _write(
     width, height = figure.get_size_inches() * 100
     text = printable(text, limit)
     figure.text(x / width, 1 - y / height, text, fontsize=size, color=color, fontweight=weight, parse_math=False)
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """0.954 as 95.4 %."""
-    return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
-
-
-def finite(value: object) -> bool:
-    """Whether a value is a number that can be drawn or printed."""
-    return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
-
-
-def printable(text: str, limit: int) -> str:
-    """Text that the chart font can draw: unknown characters become boxes, long text ends in an ellipsis."""
-    known = "".join(c if ord(c) in _glyphs() and (c.isprintable() or c == "\N{NO-BREAK SPACE}") else "□" for c in text)
-    return known if len(known) <= limit else known[: limit - 1] + "…"
-
-
-@cache
-def _glyphs() -> frozenset[int]:
-    return frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
-
-
-def _panel(
-    width: int, height: int, *, left: int = 64, right: int = 14, top: int = 12, bottom: int = 44
-) -> tuple[Figure, Axes]:
-    """A chart whose axes sit at fixed margins, so that the panels of two runs line up."""
-    figure = Figure(figsize=(width / 100, height / 100), dpi=DPI, facecolor="white")
-    box = (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
-    axes = figure.add_axes(box)
-    _dress(axes)
-    return figure, axes
-
-
-def _dress(axes: Axes) -> None:
-    axes.tick_params(colors=MUTED, labelsize=7.5, width=0.6, length=3)
-    axes.xaxis.label.set(color=MUTED, fontsize=8)
-    axes.yaxis.label.set(color=MUTED, fontsize=8)
-    for name, spine in axes.spines.items():
-        spine.set(color=GHOST, linewidth=0.6, visible=name in ("left", "bottom"))
-    axes.set_axisbelow(True)
-
-
-def _percent(axes: Axes) -> None:
-    axes.set_ylim(0, 1)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
-    axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
-    axes.grid(axis="y", color=RULE, linewidth=0.6)
-
-
-def _level(axes: Axes, level: float) -> None:
-    axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.8)  # behind a curve at chance
-    axes.annotate(f"chance {percent(level)}", (1, level), (0, 4), xycoords=("axes fraction", "data"),
-                  textcoords="offset points", ha="right", color=INK, fontsize=7.5)  # fmt: skip
-
-
-def _line(axes: Axes, x: np.ndarray, y: np.ndarray, colour: str, *, zorder: float = 2) -> None:
-    dots = "o" if len(y) < 3 else ""  # a line of one point would be invisible
-    axes.plot(x, y, color=colour, linewidth=1.8, marker=dots, markersize=3.5, zorder=zorder, clip_on=False)
-
-
-def _bytes(figure: Figure) -> bytes:
-    out = io.BytesIO()
-    figure.savefig(out, format="png", metadata={"Software": None})
-    return out.getvalue()

@@ -40,6 +40,22 @@ def atomic(path: Path) -> Iterator[Path]:
                 temporary.unlink()
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Have `folder` for oneself: another process that asks for it waits. It must not be asked for again inside.
+
+    For reading a file, adding to it and writing it anew, where two processes could lose each other's additions.
+    """
+    import fcntl  # Windows has none, and all but this works there
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def write_text(path: Path, text: str) -> None:
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

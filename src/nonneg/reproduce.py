@@ -4,7 +4,6 @@ N images, D features. Results are lines in RESULTS/EXPERIMENT.jsonl, one a run, 
 folders (large, not for a repository) are RUNS/EXPERIMENT/RUN. Whatever is there already is not done again.
 """
 
-import fcntl
 import io
 import json
 import os
@@ -13,6 +12,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -32,6 +32,7 @@ from nonneg import (
     files,
     kept_features,
     metrics,
+    multimodal,
     report,
     rundir,
     workflow,
@@ -40,10 +41,11 @@ from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput, unknown
 from nonneg.evaluate import measure
-from nonneg.experiments import MEASURES, Experiment, method_of
+from nonneg.experiments import MEASURES, AnyRun, Experiment, method_of
 from nonneg.features import Features
 from nonneg.figures import Column
 from nonneg.loop import Interrupted
+from nonneg.multimodal import PairRun
 from nonneg.run import Run
 from nonneg.train import describe, train
 
@@ -87,7 +89,7 @@ def reproduce(
     batch_size: int | None = None,
     classes: Path | None = None,
     device: str = "auto",
-    change: Callable[[Run], Run] | None = None,
+    change: Callable[[Any], Any] | None = None,
 ) -> list[Row]:
     """Train and evaluate every declared run of an experiment that has no result yet, and return its table.
 
@@ -119,7 +121,11 @@ def reproduce(
             run = replace(experiment.runs[run_name], data_root=root, device=device)
             run = change(run) if change else run
             engine.say(f"{name}: {run_name}, {i + 1} of {len(todo)} to do")
-            for line in _run_one(name, run_name, experiment, run, runs / name / run_name, results):
+            folder = runs / name / run_name
+            if isinstance(run, PairRun):
+                _put(results / f"{name}.jsonl", _pair_one(name, run_name, experiment, run, folder))
+                continue
+            for line in _run_one(name, run_name, experiment, run, folder, results):
                 _put(results / f"{name}.jsonl", line)
         if any(run_name in todo for run_name in experiment.show):
             write_figures(name, experiment, results=results, runs=runs)
@@ -330,13 +336,9 @@ def _done(line: dict[str, Any] | None, experiment: Experiment, folder: Path) -> 
 def _put(path: Path, line: dict[str, Any]) -> None:
     """The file again with this run's line, new or in place of its old one, so that it is never half written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # another reproduction may add to the same file
+    with files.locked(path.parent):  # another reproduction may add to the same file
         lines = {**_read_lines(path), line["name"]: line}
         files.write_text(path, "".join(f"{json.dumps(value, allow_nan=False)}\n" for value in lines.values()))
-    finally:
-        os.close(folder)
 
 
 # One run
@@ -349,41 +351,78 @@ def _run_one(
 
     Yields the result's line after each stage of the evaluation, cheapest first: an interruption loses one stage.
     """
-    device = run.torch_device()
     train_data, test_data = run.load("train"), run.load("test")
-    try:
+    with _named(run_name):
         model = _trained(run, folder, train_data, f"training {run_name}")
-    except Interrupted:
-        raise Interrupted(f"{run_name} was stopped; nothing is lost. Continue with the same command") from None
     began = time.monotonic()
     train_z, test_z = (workflow.embed(folder, d, s, run) for d, s in ((train_data, "train"), (test_data, "test")))
     half = {k: v.bfloat16() if v.numel() > 10_000 else v for k, v in model.state_dict().items()}
     files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
     keep = experiment.probe is not None  # one of the paper's tables, whose features later measures need
     kept = kept_features.keep(f"{name}-{run_name}", results / "features", test_z, run.seed) if keep else []
-    mode, precision = engine.choose(run.mode, run.precision, device)
+    mode, precision = engine.choose(run.mode, run.precision, run.torch_device())
     for numbers in evaluate(experiment, run, folder, model, (train_data, train_z), (test_data, test_z)):
-        yield {
-            "experiment": name,
-            "name": run_name,
-            "method": experiment.methods[method_of(run_name)],
-            "seed": run.seed,
-            "epochs": run.epochs,
-            "measures": {k: round(v, 6) for k, v in numbers.items()},
-            "train_seconds": rundir.read_log(folder)[-1]["seconds"],
-            "evaluate_seconds": round(time.monotonic() - began, 1),
-            "batch_size": run.batch_size,
-            "images": [len(train_data), len(test_data)],
-            "classes": train_data.classes,
-            "mode": mode,
-            "precision": precision,
-            "hardware": _hardware(device),
-            "torch": str(torch.__version__),
-            "commit": _commit(),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "kept": kept,
-            "run": {k: v for k, v in run.to_json().items() if k not in rundir.FREE},
-        }
+        line = _line(name, run_name, experiment, run, folder, numbers, began, (train_data, test_data))
+        yield {**line, "mode": mode, "precision": precision, "kept": kept}
+
+
+def _pair_one(name: str, run_name: str, experiment: Experiment, run: PairRun, folder: Path) -> dict[str, Any]:
+    """Train on images and texts (or go on, or load), and measure both encoders together."""
+    train_data, test_data = run.load_pairs("train"), run.load_pairs("test")
+    with _named(run_name):
+        model = multimodal.trained(run, folder, train_data, f"training {run_name}")
+    began = time.monotonic()
+    measured = multimodal.measure(multimodal.extract(model, test_data, device=run.torch_device()))
+    workflow.add_entries(folder, measured)
+    numbers = {k: entry["value"] for k, entry in measured.items()}
+    images = train_data.images, test_data.images
+    line = _line(name, run_name, experiment, run, folder, numbers, began, images)
+    mode, precision = engine.choose(run.mode, run.precision, run.torch_device())
+    texts = [len(set(data.captions)) for data in (train_data, test_data)]
+    chance = {k: round(entry["chance"], 6) for k, entry in measured.items() if "chance" in entry}
+    temperature = rundir.read_log(folder)[-1].get("temperature")
+    more = {"texts": texts, "chance": chance, "temperature": temperature, "mode": mode, "precision": precision}
+    return {**line, **more}
+
+
+@contextmanager
+def _named(run_name: str) -> Iterator[None]:
+    """Say of an interrupted training which it was."""
+    try:
+        yield
+    except Interrupted:
+        raise Interrupted(f"{run_name} was stopped; nothing is lost. Continue with the same command") from None
+
+
+def _line(
+    name: str,
+    run_name: str,
+    experiment: Experiment,
+    run: AnyRun,
+    folder: Path,
+    numbers: Mapping[str, float | None],
+    began: float,
+    data: tuple[Dataset, Dataset],
+) -> dict[str, Any]:
+    """What a result's line holds of any run: the measures, and all that one needs to know of where they come from."""
+    return {
+        "experiment": name,
+        "name": run_name,
+        "method": experiment.methods[method_of(run_name)],
+        "seed": run.seed,
+        "epochs": run.epochs,
+        "measures": {k: None if v is None else round(v, 6) for k, v in numbers.items()},
+        "train_seconds": rundir.read_log(folder)[-1]["seconds"],
+        "evaluate_seconds": round(time.monotonic() - began, 1),
+        "batch_size": run.batch_size,
+        "images": [len(d) for d in data],
+        "classes": data[0].classes,
+        "hardware": _hardware(run.torch_device()),
+        "torch": str(torch.__version__),
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "run": {k: v for k, v in run.to_json().items() if k not in rundir.FREE},
+    }
 
 
 def _trained(run: Run, folder: Path, data: Dataset, label: str) -> Encoder:
@@ -406,7 +445,7 @@ def evaluate(
     """Every measure by name, shares as shares, all so far after each stage; defined in the folder's metrics.json."""
     device = run.torch_device()
     measured = measure(train[1], test[1], device=device)
-    files.write_json(folder / "metrics.json", measured)
+    workflow.add_entries(folder, measured)
     numbers = {k: entry["value"] for k, entry in measured.items() if entry["value"] is not None}
     numbers |= activity(test[1].z)
     how = {"seed": run.seed, "device": device, "mode": run.mode, "precision": run.precision}
@@ -476,6 +515,8 @@ def write_figures(
     A run whose folder is gone is drawn from the features that were kept of it, if `data_root` has its images.
     """
     folders = {n: runs / name / n for n in experiment.show}
+    if any(isinstance(experiment.runs[n], PairRun) for n in experiment.show):
+        return _write_pair_figures(name, experiment, results, folders)
     trained = [n for n, folder in folders.items() if (folder / "metrics.json").exists()]
     columns = [workflow.column(folders[n], experiment.methods[method_of(n)]) for n in trained]
     if columns:
@@ -488,6 +529,23 @@ def write_figures(
         if columns:
             written.append(results / "figures" / f"{stem}.png")
             _write_figure(written[-1], draw(columns))
+    return written
+
+
+def _write_pair_figures(name: str, experiment: Experiment, results: Path, folders: dict[str, Path]) -> list[Path]:
+    """For each data set the runs that an experiment shows of it: RESULTS/figures/NAME-DATA.png and a report."""
+    by_data: dict[str, list[str]] = {}
+    for n, folder in folders.items():
+        if (folder / "metrics.json").exists():
+            by_data.setdefault(experiment.runs[n].to_json()["data"], []).append(n)
+    written = []
+    for data, mine in by_data.items():
+        columns = [multimodal.report.column(folders[n], experiment.methods[method_of(n)]) for n in mine]
+        intro = f"nonneg reproduce {name}: {', '.join(c.column.title for c in columns)}, from the same seed."
+        page = folders[mine[0]].parent / f"report-{data}.html"
+        multimodal.report.write(columns, page, title=f"{name}: images and words of each feature", intro=intro)
+        written.append(results / "figures" / f"{name}-{data}.png")
+        _write_figure(written[-1], multimodal.report.picture(columns))
     return written
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from nonneg import (
+    charts,
     encoder,
     engine,
     features,
@@ -199,9 +200,12 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
     if len({place.resolve() for place in asked.against}) < len(asked.against):
         raise BadInput("--against names a run twice, which would agree with itself: name each once")
     places = [_elsewhere(text, data["train"]) for text in asked.ood]
-    kept = {split: stored(folder, d, split, run) for split, d in data.items()}
     path = folder / "metrics.json"
-    before = _entries(path) if path.exists() and all(kept.values()) else {}
+    with files.locked(folder):  # before another evaluation of this run, going on beside, can add to the old entries
+        kept = {split: stored(folder, d, split, run) for split, d in data.items()}
+        if not all(kept.values()):
+            path.unlink(missing_ok=True)  # of another model, or of other images
+        before = _entries(path) if path.exists() else {}
     made = {split: kept[split] or _extracted(folder, d, split, run) for split, d in data.items()}
     _check_finite(folder, made)
     skipped = {group: why for group, why in _cannot(asked, data["test"], made).items() if group in groups}
@@ -223,9 +227,9 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
                 raise BadInput(f"{failed[0]} cannot be measured: {failed[1]}")
             skipped |= dict([failed] if failed else [])
             measured |= found
-            again = {_group(e) for e in measured.values()} - {"ood"}  # each folder is a measure of its own
-            _write_entries(path, {k: e for k, e in before.items() if _group(e) not in again} | measured)
-    return Evaluated(measured, skipped, _write_plots(folder, _entries(path), made["test"].z))
+            add_entries(folder, found)
+    with files.locked(folder):
+        return Evaluated(measured, skipped, _write_plots(folder, _entries(path), made["test"].z))
 
 
 def _group(entry: Entry) -> str:
@@ -407,16 +411,23 @@ def _entries(path: Path) -> dict[str, Entry]:
     return measured
 
 
-def _write_entries(path: Path, measured: dict[str, Entry]) -> None:
-    """One line an entry, so that the numbers of 2,048 features do not take 2,048 lines."""
-    lines = (f"  {json.dumps(name)}: {json.dumps(e, allow_nan=False)}" for name, e in measured.items())
-    files.write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
+def add_entries(folder: Path, found: dict[str, Entry]) -> None:
+    """metrics.json with these entries, in place of all that it held of their groups; whole groups are given.
+
+    One line an entry, so that the numbers of 2,048 features do not take 2,048 lines.
+    """
+    path, again = folder / "metrics.json", {_group(e) for e in found.values()} - {"ood"}  # each folder is its own
+    with files.locked(folder):
+        there = _entries(path) if path.exists() else {}
+        entries = {name: e for name, e in there.items() if _group(e) not in again} | found
+        lines = (f"  {json.dumps(name)}: {json.dumps(e, allow_nan=False)}" for name, e in entries.items())
+        files.write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def _write_plots(folder: Path, measured: dict[str, Entry], z: Any) -> list[Path]:
     """A picture for each group that has one; those of groups no longer measured go."""
-    colour = figures.SIGNED_RUNS[0] if (z.data < 0).any() else figures.NONNEG_RUNS[0]
-    drawn = {folder / "plots" / f"{name}.png": draw(measured, colour) for name, draw in figures.PLOTS.items()}
+    colour = charts.CL if (z.data < 0).any() else charts.NCL
+    drawn = {folder / "plots" / f"{name}.png": draw(measured, colour) for name, draw in charts.PLOTS.items()}
     for path, picture in drawn.items():
         if picture is None:
             path.unlink(missing_ok=True)

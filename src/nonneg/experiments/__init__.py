@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from nonneg import finetune
 from nonneg.errors import BadInput, unknown
 from nonneg.finetune import ProbeRun
+from nonneg.multimodal.run import PairRun
 from nonneg.run import Run
 
+AnyRun: TypeAlias = Run | PairRun
 POINTS, COUNT = 100.0, 1.0  # shares are shown as percentages, in points; counts as they are
 MEASURES = {  # what a table may show: its text, and what the stored number is multiplied by
     "probe_h": ("linear probe", POINTS),
@@ -35,6 +38,15 @@ MEASURES = {  # what a table may show: its text, and what the stored number is m
     "active_per_sample_median": ("active features per sample, median", COUNT),
     "active_least": ("active features per sample, least", COUNT),
     "active_under_20": ("samples with under 20 active features", POINTS),
+    "image_to_text@1": ("image to text, recall@1", POINTS),
+    "image_to_text@5": ("image to text, recall@5", POINTS),
+    "image_to_text@10": ("image to text, recall@10", POINTS),
+    "text_to_image@1": ("text to image, recall@1", POINTS),
+    "text_to_image@5": ("text to image, recall@5", POINTS),
+    "text_to_image@10": ("text to image, recall@10", POINTS),
+    "sparsity_images": ("sparsity, images", POINTS),
+    "sparsity_texts": ("sparsity, texts", POINTS),
+    "shared_features": ("features of modality balance 0.25 to 0.75", POINTS),
     "ood_stylized": ("linear probe, Stylized", POINTS),
     "ood_corruption": ("linear probe, Corruption", POINTS),
     "ood_sketch": ("linear probe, Sketch", POINTS),
@@ -60,7 +72,7 @@ def nothing_more(probed: Mapping[str, ProbeRun], run: Run) -> dict[str, float]: 
 class Experiment:
     """One table. A run is named METHOD-sSEED; `paper` is in the table's units, by measure and method."""
 
-    runs: dict[str, Run]
+    runs: Mapping[str, AnyRun]
     methods: dict[str, str]  # method -> what the table calls it
     table: tuple[str, ...]  # measures, in order
     paper: dict[tuple[str, str], float]

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
 from nonneg import figures, metrics, report, rundir
+from nonneg.canvas import DPI, GHOST, INK, MUTED, dress, in_percent, one_panel, png_bytes
 from nonneg.errors import BadInput
-from nonneg.figures import DPI, EPS, GHOST, INK, MUTED, Column
+from nonneg.figures import EPS, Column
 from nonneg.metrics import Words
 from nonneg.multimodal import encoder
 from nonneg.multimodal.measure import KS, LEAST, PairFeatures, extract, measure
@@ -54,13 +55,14 @@ class PairColumn:
         words = tuple((word if score > 0 else f"−{word}", abs(score) / strongest) for word, score in top)
         kind = self.balance[feature]
         balance = None if np.isnan(kind) else float(kind)
-        about = f"{strip.about} of images" + (f" · balance {balance:.2f}" if balance is not None else "")
+        on = strip.about.rpartition(" · ")[2]  # the share of images; what class they are of, the words say
+        about = on if balance is None else f"{on} · balance {balance:.2f}"
         return replace(strip, name=f"feature {feature}", number="", about=about, words=words, balance=balance)
 
 
-def column(folder: Path, title: str, data_root: Path | None = None, captions: Path | None = None) -> PairColumn:
+def column(folder: Path, title: str, data_root: Path | None = None) -> PairColumn:
     """All that a report shows of one run; it is measured now."""
-    run, model = finished(folder, data_root, captions)
+    run, model = finished(folder, data_root)
     device = run.torch_device()
     data = {split: run.load_pairs(split) for split in ("train", "test")}
     made = {split: extract(model, part, device=device) for split, part in data.items()}
@@ -84,12 +86,13 @@ def column(folder: Path, title: str, data_root: Path | None = None, captions: Pa
     return PairColumn(images, made["test"], made["train"].words(), balance)
 
 
-def finished(folder: Path, data_root: Path | None, captions: Path | None) -> tuple[PairRun, encoder.PairEncoder]:
+def finished(folder: Path, data_root: Path | None = None) -> tuple[PairRun, encoder.PairEncoder]:
     """The run of a folder whose training is over, with the copy of the data that is here, and its model."""
     run, _ = rundir.read_run(folder, PairRun)
-    run = replace(
-        run, device="auto", data_root=data_root or run.data_root, captions=captions or run.captions
-    )  # fmt: skip
+    captions = run.captions
+    if captions is not None and data_root is not None and (data_root / captions.name).exists():
+        captions = data_root / captions.name  # moved along with the images
+    run = replace(run, device="auto", data_root=data_root or run.data_root, captions=captions)
     if not (folder / "model.safetensors").exists():
         again = f"nonneg {run.verb} {run.to_json()['data']} --out {folder} --resume"
         raise BadInput(f"{folder} has no model yet; finish it with: {again}")
@@ -119,11 +122,12 @@ def said_features(columns: Sequence[PairColumn], views: list[View], seed: int) -
     return Section(
         "features",
         "What each feature looks at, and what it is called",
-        f"Each row is one feature: the {report.IMAGES} test images on which it is largest, and the words on which it is "
-        "largest. A word's score is the mean of the feature over the distinct training texts that hold the word, each "
-        f"text's features at length 1, for words of {LEAST} texts or more; the paler, the smaller. The mark on the bar "
-        "is the modality balance: in the middle images and texts switch the feature on alike, at the right end only "
-        "images do, at the left only texts. Shown are the features of largest expected activation on training images.",
+        f"Each row is one feature: the {report.IMAGES} test images on which it is largest, and the words on which it "
+        "is largest. A word's score is the mean of the feature over the distinct training texts that hold the word, "
+        f"each text's features at length 1, for words of {LEAST} texts or more; the paler, the smaller. The mark on "
+        "the bar is the modality balance: in the middle images and texts switch the feature on alike, at the right end "
+        "only images do, at the left only texts. Shown are the features of largest expected activation on training "
+        "images." + (" Where features are signed, − marks a word that switches it negative." * report.signed(views)),
         [c.strips(v, v.live[: report.ROWS]) for c, v in zip(columns, views, strict=True)],
     )
 
@@ -138,10 +142,10 @@ def random_features(columns: Sequence[PairColumn], views: list[View], seed: int)
     )
 
 
-def asked(columns: Sequence[PairColumn], views: list[View], seed: int) -> Section:
+def asked(columns: Sequence[PairColumn], views: list[View], seed: int) -> Section:  # noqa: ARG001
     """Some test texts and the test images nearest to each."""
     panels = []
-    for c, v in zip(columns, views, strict=True):
+    for c in columns:
         texts = np.sort(np.random.default_rng(seed).permutation(len(c.test.texts.ids))[:ASKED])
         right = {(int(i), int(t)) for i, t in c.test.pairs}
         strips = []
@@ -155,8 +159,8 @@ def asked(columns: Sequence[PairColumn], views: list[View], seed: int) -> Sectio
     return Section(
         "asked",
         "Asked in words",
-        f"Test texts drawn at random (seed {seed}) and the {FOUND} test images of largest cosine, nearest first. A line "
-        "below an image says that the text is one of its captions. Neither text nor image was seen in training.",
+        f"Texts of test images drawn at random (seed {seed}) and the {FOUND} test images of largest cosine, nearest "
+        "first. A line below an image says that the text is one of its captions.",
         panels,
     )
 
@@ -200,9 +204,10 @@ def balance(columns: Sequence[PairColumn], views: list[View], seed: int) -> Sect
     return Section(
         "balance",
         "Modality balance",
-        "E z_image / (E z_image + E z_text) of each live feature, on test images and distinct test texts, rows at length "
-        "1. Features in the middle speak of what image and text share; those at the ends tell the two kinds apart, which "
-        "no pair needs." + (" Signed features are taken by their absolute values." if report.signed(views) else ""),
+        "E z_image / (E z_image + E z_text) of each live feature, on test images and distinct test texts, rows at "
+        "length 1. Features in the middle speak of what image and text share; those at the ends tell the two kinds "
+        "apart, which no pair needs."
+        + (" Signed features are taken by their absolute values." if report.signed(views) else ""),
         panels,
     )
 
@@ -215,13 +220,15 @@ def live_balance(c: PairColumn) -> np.ndarray:
 
 def balance_histogram(values: np.ndarray, *, colour: str, width: int) -> bytes:
     """Shares of features by modality balance, from texts only (0) to images only (1)."""
-    figure, axes = figures.panel(width, 250)
+    figure, axes = one_panel(width, 250)
     axes.hist(values, bins=np.linspace(0, 1, 21).tolist(), weights=np.full(len(values), 1 / len(values)), color=colour)
     axes.axvline(0.5, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["only texts", "0.25", "both", "0.75", "only images"])
+    axes.get_xticklabels()[-1].set(ha="right")
+    in_percent(axes)
     axes.set_ylabel("share of live features")
-    return figures.bytes_of(figure)
+    return png_bytes(figure)
 
 
 def active_in_texts(columns: Sequence[PairColumn], views: list[View], seed: int) -> Section:  # noqa: ARG001
@@ -237,8 +244,8 @@ def active_in_texts(columns: Sequence[PairColumn], views: list[View], seed: int)
     return Section(
         "active",
         "Sparsity: active features per image",
-        f"A feature is active where |z| ≥ {EPS:.5f}. The further left the bars, the fewer features it takes to describe "
-        "an image.",
+        f"A feature is active where |z| ≥ {EPS:.5f}. The further left the bars, the fewer features it takes to "
+        "describe an image.",
         panels,
     )
 
@@ -251,7 +258,7 @@ def picture(columns: Sequence[PairColumn], *, rows: int = 6, images: int = 8) ->
     across, down = figure.get_size_inches() * 100
     for i, (c, colour) in enumerate(zip(columns, figures.colours([c.column for c in columns]), strict=True)):
         left = i * wide + 12
-        write = partial(figures.write, figure, left)
+        write = partial(figures.write_text, figure, left)
         write(22, c.column.title, size=12, weight="bold", color=colour)
         asked = " / ".join(f"{c.column.metrics[f'text_to_image@{k}']['value']:.0%}" for k in KS)
         zeros = figures.percent(c.column.metrics["sparsity_images"]["value"], 0)
@@ -260,14 +267,14 @@ def picture(columns: Sequence[PairColumn], *, rows: int = 6, images: int = 8) ->
         grid = figures.feature_grid(c.column, chosen, images, size=2 * thumb)
         below = round(figure.get_size_inches()[1] * DPI) - 2 * 48 - grid.height
         figure.figimage(np.asarray(grid), 2 * left, below, origin="upper")
-        beside = partial(figures.write, figure, left + grid.width / 2 + 8)
+        beside = partial(figures.write_text, figure, left + grid.width / 2 + 8)
         for row, d in enumerate(chosen):
             words = [word if score > 0 else f"−{word}" for word, score in c.words.top(int(d), 4)]
             middle = 48 + grid.height / 2 * (row + 0.5) / len(chosen)
             beside(middle - 1, " ".join(words[:2]), size=8, color=INK, limit=26)
             beside(middle + 11, " ".join(words[2:]), size=8, color=INK, limit=26)
         axes = figure.add_axes((left / across, 26 / down, (wide - 30) / across, 78 / down))
-        figures.dress(axes)
+        dress(axes)
         values = live_balance(c)
         axes.hist(values, bins=np.linspace(0, 1, 41).tolist(), color=colour)
         axes.axvline(0.5, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
@@ -277,6 +284,6 @@ def picture(columns: Sequence[PairColumn], *, rows: int = 6, images: int = 8) ->
         axes.spines["bottom"].set_color(GHOST)
         axes.set_xticks([0, 0.5, 1], ["only texts", "both", "only images"])
         for text, side in zip(axes.get_xticklabels(), ("left", "center", "right"), strict=True):
-            text.set_ha(side)
+            text.set(ha=side)
         write(high + 84, f"modality balance of its {len(values)} live features", size=7.5, color=MUTED)
-    return figures.bytes_of(figure)
+    return png_bytes(figure)

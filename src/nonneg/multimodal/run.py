@@ -55,16 +55,23 @@ EMOJI = PairRun(
     backbone=partial(backbones.small_net, width=24),
     projector=(512, 256),
     text=partial(texts.bag, width=512),
-    augment=augment.gentle,
+    augment=partial(augment.simclr, min_scale=0.4, jitter=0.2, gray_p=0.0, blur_p=0.1, flip_p=0.0),  # names say left
     optimizer=optim.adamw,
     lr=2e-3,
     weight_decay=0.05,
-    epochs=30,
+    epochs=25,
     warmup_epochs=2,
 )
 PAIR_RECIPES = {  # the starting point for each set of pairs; every field can be changed on the command line
     "digits": replace(
-        EMOJI, data=pairs.digits, projector=DIGITS.projector, text=texts.bag, epochs=20, batch_size=128, lr=4e-3
+        EMOJI,
+        data=pairs.digits,
+        projector=DIGITS.projector,
+        augment=augment.gentle,
+        text=texts.bag,
+        epochs=20,
+        batch_size=128,
+        lr=4e-3,
     ),
     "emoji": EMOJI,
     "folder": replace(

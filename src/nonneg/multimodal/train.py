@@ -70,6 +70,15 @@ def train_pairs(
     return model.eval()
 
 
+def trained(run: PairRun, folder: Path, data: Pairs, label: str) -> PairEncoder:
+    """The run's encoders: loaded if it is finished, continued if it was begun, trained otherwise."""
+    if (folder / "model.safetensors").exists():
+        rundir.check_same(describe(run, data, 0), folder, defaults=PairRun().to_json())
+    else:
+        train_pairs(run, folder, data=data, resume=(folder / "run.json").exists(), label=label)
+    return encoder.load(folder)  # always from the file: what is measured is what anyone can load
+
+
 def describe(run: PairRun, data: Pairs, cut: int) -> dict[str, Any]:
     """What run.json says of this training."""
     about = rundir.describe(run.trains, run.to_json(), data.images, run.torch_device())
