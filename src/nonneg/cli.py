@@ -233,9 +233,7 @@ def evaluate(
     """
     if _of_pairs(run):
         if all or only or heavy or subset or judge or against or ood:
-            raise BadInput(
-                f"{run} holds encoders of images and texts, of which all is measured at once: leave flags out"
-            )
+            raise BadInput(f"{run} is of images and texts, of which all is measured at once: leave the flags out")
         _print_measured(run, pair_verbs.evaluate(run, data_root), json)
         return
     groups = tuple(name.strip() for name in only.split(",") if name.strip())
@@ -281,9 +279,7 @@ def features(
     """
     if _of_pairs(run):
         if data or image_size:
-            raise BadInput(
-                f"{run} holds encoders of images and texts: its own pairs only, without --data, --image-size"
-            )
+            raise BadInput(f"{run} is of images and texts: leave --data and --image-size out, for its own pairs")
         for split, paths in pair_verbs.write_features(run, data_root=data_root, out=out).items():
             screen.print(f"{split}: {', '.join(map(str, paths))}", soft_wrap=True)
         return
