@@ -5,6 +5,7 @@ import math
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +55,16 @@ def test_a_bag_is_the_scaled_sum_of_its_embeddings_in_any_order() -> None:
     expected = (summed - summed.mean()) / (summed.var(unbiased=False) + 1e-5).sqrt()
     torch.testing.assert_close(module(rows)[0], expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(module(rows)[0], module(rows)[1], rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_of_embeddings_is_torchs() -> None:
+    module: Any = texts.bag(SAID, width=8)
+    rows, _ = module.read(SAID)
+    weight = module.embedding.weight.detach().clone().requires_grad_()
+    target = torch.randn(*rows.shape, 8, generator=torch.Generator().manual_seed(0))
+    (module.look_up(rows) * target).sum().backward()
+    (torch.nn.functional.embedding(rows, weight) * target).sum().backward()
+    torch.testing.assert_close(module.embedding.weight.grad, weight.grad)
 
 
 def test_a_transformer_knows_the_order() -> None:

@@ -10,7 +10,7 @@ N texts, L tokens at most in each, `dim` the width of what `forward` gives.
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,6 +23,23 @@ from nonneg.multimodal import tokens as subwords
 from nonneg.multimodal.tokens import PAD, Tokenizer
 
 
+class _Lookup(torch.autograd.Function):
+    """weight[rows], whose gradient is summed by index_add_: torch's own for embeddings waits for the device when a
+    batch has over 3,072 tokens, and cannot be recorded in a CUDA graph."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.many = len(weight)
+        return weight[rows]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (rows,), (grad,) = ctx.saved_tensors, grads
+        out = grad.new_zeros(ctx.many, grad.shape[-1])
+        return out.index_add_(0, rows.reshape(-1), grad.reshape(-1, grad.shape[-1])), None
+
+
 class Tokens(nn.Module):
     """What `bag` and `transformer` have in common: a tokenizer and an embedding of its tokens."""
 
@@ -33,6 +50,10 @@ class Tokens(nn.Module):
         self.tokenizer, self.dim = tokenizer, width
         self.embedding = nn.Embedding(len(tokenizer), width)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
+
+    def look_up(self, rows: Tensor) -> Tensor:
+        """N x L x width, the embedding of each token."""
+        return cast(Tensor, _Lookup.apply(self.embedding.weight, rows))
 
     def read(self, texts: Sequence[str]) -> tuple[Tensor, int]:
         """N x L tokens, and how many texts are longer than L and were cut."""
@@ -48,7 +69,7 @@ class Bag(Tokens):
 
     def forward(self, rows: Tensor) -> Tensor:
         there = (rows != PAD).unsqueeze(2)
-        return self.norm((self.embedding(rows) * there).sum(1) / there.sum(1).clamp_min(1).sqrt())
+        return self.norm((self.look_up(rows) * there).sum(1) / there.sum(1).clamp_min(1).sqrt())
 
     def about(self) -> dict[str, Any]:
         return {"kind": "bag", "width": self.dim, "tokenizer": self.tokenizer.to_json()}
@@ -89,7 +110,7 @@ class Transformer(Tokens):
 
     def forward(self, rows: Tensor) -> Tensor:
         there = rows != PAD
-        x = self.embedding(rows) + self.position
+        x = self.look_up(rows) + self.position
         for block in self.blocks:
             x = block(x, there[:, None, None, :])
         there = there.unsqueeze(2)
