@@ -120,6 +120,10 @@ def test_spectrum_entries_of_one_hot_features() -> None:
     assert found["eigenvalues_top"]["value"] == pytest.approx(0.5)
     assert found["eigenvalues_90"]["value"] == found["activations_90"]["value"] == 18
     np.testing.assert_allclose(found["eigenvalues_top"]["each"], 0.05, rtol=1e-5)
+    assert found["activation_fall"]["value"] is None  # 20 classes, and not 40 features
+    coarse = evaluate.spectrum(Features(z.toarray(), z, y // 2, []), Features(z.toarray(), z, None, []))
+    assert coarse["activation_fall"]["value"] == 0 and coarse["activation_fall"]["classes"] == 10
+    assert "activation_fall" not in evaluate.spectrum(*[Features(z.toarray(), z, None, [])] * 2)
 
 
 def test_identifiability_of_a_permuted_copy_is_whole_and_its_nulls_are_not() -> None:

@@ -86,6 +86,73 @@ def test_identical_rows_are_worth_the_log_of_the_number_of_others() -> None:
     assert losses.info_nce(z, z).item() == pytest.approx(math.log(7))
 
 
+def supcon_by_loops(z1: torch.Tensor, z2: torch.Tensor, labels: list[int], temperature: float) -> float:
+    z, y, total = torch.cat([z1, z2]).double(), labels + labels, 0.0
+    for i in range(len(z)):
+        others = [j for j in range(len(z)) if j != i]
+        weight = {j: math.exp(float(z[i] @ z[j] / z[i].norm() / z[j].norm()) / temperature) for j in others}
+        alike = [j for j in others if y[j] == y[i]]
+        total -= sum(math.log(weight[p] / sum(weight.values())) for p in alike) / len(alike)
+    return total / len(z)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 3), min_size=2, max_size=7),
+    d=st.integers(2, 9),
+    seed=st.integers(0, 99),
+    temperature=st.sampled_from([0.05, 0.2, 1.0]),
+)
+@example(labels=[5, 5, 5], d=3, seed=0, temperature=0.2)
+def test_supcon_matches_a_double_loop(labels: list[int], d: int, seed: int, temperature: float) -> None:
+    z1, z2 = views(len(labels), d, seed)
+    got = losses.supcon(z1, z2, torch.tensor(labels), temperature=temperature).item()
+    assert got == pytest.approx(supcon_by_loops(z1, z2, labels, temperature), rel=1e-9, abs=1e-9)
+
+
+def test_supcon_is_info_nce_where_every_image_is_a_class_of_its_own() -> None:
+    z1, z2 = views(6, 5)
+    torch.testing.assert_close(losses.supcon(z1, z2, torch.arange(6) * 7), losses.info_nce(z1, z2))
+
+
+def test_supcon_is_unchanged_by_rotation_scale_swapping_views_and_renaming_classes() -> None:
+    z1, z2 = views(6, 5)
+    y = torch.tensor([0, 0, 1, 2, 2, 2])
+    rotation, _ = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
+    base = losses.supcon(z1, z2, y)
+    for other in (
+        losses.supcon(z1 @ rotation, z2 @ rotation, y),
+        losses.supcon(3 * z1, 3 * z2, y),
+        losses.supcon(z2, z1, y),
+        losses.supcon(z1, z2, 9 - y),
+    ):
+        torch.testing.assert_close(other, base, rtol=1e-9, atol=1e-9)
+    assert abs(losses.supcon(z1, z2, y.flip(0)) - base) > 1e-3
+
+
+def test_supcon_is_least_where_classes_are_orthogonal_and_one_direction_each() -> None:
+    y = torch.tensor([0, 0, 1, 1, 2, 2])
+    best = torch.eye(3, dtype=torch.float64)[y]
+    assert losses.supcon(best, best, y) < losses.supcon(best, best, y.roll(1)) - 1
+    z1, z2 = views(6, 3)
+    assert losses.supcon(best, best, y) < losses.supcon(z1.abs(), z2.abs(), y)
+
+
+def test_supcon_has_a_bounded_gradient_with_zero_rows_and_in_bfloat16() -> None:
+    z1, z2 = views(8, 4)
+    z1[0] = 0
+    y = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
+    z1.requires_grad_()
+    losses.supcon(z1, z2, y).backward()
+    assert z1.grad is not None and z1.grad.isfinite().all() and z1.grad.norm(dim=1).max() < 100
+    half = losses.supcon(z1.detach().bfloat16(), z2.bfloat16(), y)
+    assert half.dtype == torch.float32 and half.item() == pytest.approx(
+        losses.supcon(z1.detach().bfloat16().double(), z2.bfloat16().double(), y).item(), rel=1e-5
+    )
+    with pytest.raises(BadInput, match="supcon: temperature is 0"):
+        losses.supcon(z1, z2, y, temperature=0)
+
+
 def spectral_by_loops(z1: torch.Tensor, z2: torch.Tensor, l1: float) -> float:
     n, total = len(z1), 0.0
     for i in range(n):

@@ -73,7 +73,8 @@ def find(rows: list[Row], measure: str, method: str) -> Row:
 
 
 def test_every_experiment_is_found_by_its_file_and_declares_sound_runs() -> None:
-    assert experiments.names() == ["cifar10", "cifar100", "imagenet100", "maps", "multimodal", "sprites", "wide"]
+    names = ["cifar10", "cifar100", "imagenet100", "maps", "multimodal", "sprites", "supcon", "wide"]
+    assert experiments.names() == names
     for name in experiments.names():
         e = experiments.find(name)
         assert isinstance(e, Experiment) and all(f"-s{run.seed}" in run_name for run_name, run in e.runs.items())
@@ -227,6 +228,28 @@ def test_a_run_that_was_trained_but_not_evaluated_is_not_trained_again(
     monkeypatch.setattr(reproduce, "train", lambda *_, **__: pytest.fail("trained again"))
     go(tmp_path, cifar, only=("cl-s0",))
     assert len(lines(tmp_path)) == 1
+
+
+def test_supcon_differs_as_declared_and_keeps_curves_from_which_its_figure_is_drawn(tmp_path: Path) -> None:
+    runs = experiments.find("supcon").runs
+    plain = cifar10.RUNS["cl-s0"].to_json()
+    for name, more in {"cl": {"positives"}, "ncl": {"positives", "map"}, "cl-multi": {"loss"}}.items():
+        mine = runs[f"{name}-s0"].to_json()
+        assert {k for k in mine if mine[k] != plain[k]} == more
+    change = partial(replace, projector=(16, 32), backbone=partial(backbones.small_net, width=4))
+    rows = go(tmp_path, None, "supcon", only=("digits-ncl-multi",), seeds=1, change=change)  # type: ignore[arg-type]
+    found = {line["name"]: line["measures"] for line in lines(tmp_path, "supcon-1epochs")}
+    assert set(found) == {"digits-ncl-multi-s0"}
+    measures = found["digits-ncl-multi-s0"]
+    activations, eigenvalues = measures["activations"], measures["eigenvalues"]
+    assert len(activations) == len(eigenvalues) == 32 and sum(eigenvalues) == pytest.approx(1, abs=1e-3)
+    assert measures["activation_fall"] == pytest.approx(1 - activations[19] / activations[9], abs=1e-3)
+    row = find(rows, MEASURES["activation_fall"][0], "NCL, multi-positive, digits")
+    assert row.ours == pytest.approx(100 * measures["activation_fall"], abs=1e-3)
+    with Image.open(tmp_path / "results" / "figures" / "supcon-1epochs.png") as picture:
+        assert picture.width > 600 and len(set(picture.convert("L").tobytes())) > 5
+    draw = experiments.find("supcon").draw
+    assert draw is not None and draw({}) is None
 
 
 # --- reports from files ------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
     "rundir": {"__init__", "data", "run", *BASE},
     "loop": {"data", "engine", "rundir", *BASE},
     "steps": {"augment", "engine", "loop", "optim", "run", *BASE},
-    "train": {"data", "encoder", "loop", "run", "rundir", "steps", *BASE},
+    "train": {"data", "encoder", "engine", "loop", "run", "rundir", "steps", *BASE},
     "multimodal": {
         "augment",
         "backbones",
@@ -89,10 +89,13 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
     "experiments": {
         "augment",
         "backbones",
+        "charts",
         "data",
+        "evaluate",
         "finetune",
         "losses",
         "maps",
+        "metrics",
         "multimodal",
         "optim",
         "run",

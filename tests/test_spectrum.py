@@ -5,7 +5,7 @@ import pytest
 from scipy import sparse
 
 from nonneg.errors import BadInput
-from nonneg.metrics.spectrum import activation_spectrum, eigenvalues
+from nonneg.metrics.spectrum import activation_spectrum, eigenvalues, fall_after
 
 
 @pytest.mark.parametrize("make", [np.asarray, sparse.csr_array], ids=["dense", "sparse"])
@@ -81,3 +81,16 @@ def test_bad_input_is_one_sentence(spectrum, z: np.ndarray, message: str) -> Non
 def test_shares_of_signed_features_are_refused() -> None:
     with pytest.raises(BadInput, match="absolute=True"):
         activation_spectrum(np.array([[1.0, -1], [0, 1]]), normalise=True)
+
+
+def test_the_fall_after_c_features() -> None:
+    y = np.arange(30) % 3
+    one_each = np.eye(7)[y]
+    assert activation_spectrum(one_each).tolist() == pytest.approx([1 / 3] * 3 + [0] * 4)
+    assert fall_after(activation_spectrum(one_each), 3) == 1  # three features, and no more
+    assert fall_after(np.ones(6), 3) == 0
+    assert fall_after(np.array([8.0, 8, 4, 2, 1, 1]), 2) == 0.75  # from 8 to 2
+    assert np.isnan(fall_after(np.ones(5), 3))  # no sixth
+    assert np.isnan(fall_after(np.array([1.0, 0, 0, 0]), 2))
+    with pytest.raises(BadInput, match="not after 0"):
+        fall_after(np.ones(5), 0)

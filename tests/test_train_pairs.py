@@ -344,6 +344,7 @@ def test_images_left_on_disk_give_the_same_model(photos: Path, tmp_path: Path, m
         (["train-pairs", "digits", "--captions", "c.csv"], "digits have their own captions"),
         (["train-pairs", "digits", "--text", "bagg"], "did you mean 'bag'"),
         (["train-pairs", "digits", "--loss", "clip:temperature=0"], "between 0.01 and 1"),
+        (["train-pairs", "digits", "--loss", "supcon"], "supcon needs labels, and pairs have texts instead"),
         (["evaluate", "RUN", "--all"], "leave the flags out"),
         (["features", "RUN", "--data", "digits"], "leave --data and --image-size out"),
         (["select", "RUN", "--top", "4"], "a run of another kind: pairs"),

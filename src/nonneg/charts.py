@@ -168,6 +168,35 @@ def sepin(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> bytes:
     return png_bytes(figure)
 
 
+def class_spectra(panels: Mapping[str, Mapping[str, Mapping[str, Any]]], *, classes: int) -> bytes:
+    """The largest expected activations and eigenvalues, a row of panels for each data set; the dotted line is at C."""
+    texts = {
+        "activations": ("features", "expected |activation|"),
+        "eigenvalues": ("directions", "share of eigenvalues"),
+    }
+    figure, grid = _panels(2, len(panels), width=325, height=210)
+    for row, (name, runs) in zip(grid, panels.items(), strict=True):
+        for axes, (key, (over, text)) in zip(row, texts.items(), strict=True):
+            for run, found in runs.items():
+                y = np.asarray(found[key], float)
+                y = np.where(y > 1e-5, y, np.nan) if key == "eigenvalues" else y  # below lies rounding
+                dash = (0, (4, 2)) if "multi" in run else "-"
+                colour = NCL if run.startswith("NCL") else CL
+                axes.plot(np.arange(1, len(y) + 1), y, linestyle=dash, color=colour, linewidth=1.6, label=run)
+            axes.axvline(classes + 0.5, color=INK, linewidth=0.9, linestyle=":")
+            axes.set_xlim(0, 50)
+            axes.set_ylabel(text)
+            _title(axes, name)
+            if row is grid[-1]:
+                axes.set_xlabel(f"{over}, largest first; dotted: after {classes}")
+        row[0].set_ylim(0, 1.3 * row[0].get_ylim()[1])  # room for the legend
+        row[1].set_yscale("log")
+        row[1].set_ylim(1e-5, 1)
+        row[1].minorticks_off()
+    grid[0][0].legend(fontsize=6.5, frameon=False, labelcolor=INK, loc="upper right")
+    return png_bytes(figure)
+
+
 def robustness(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
     """Accuracy under each corruption, mean over severities, with the clean accuracy as a line; one panel a data set."""
     figure, grid = _panels(1, len(panels), width=860, height=330)

@@ -87,6 +87,8 @@ class _Train(_Into):
       nonneg train cifar10 --data-root data/ --seed 1 --precision bf16
       nonneg train folder --data-root photos/ --image-size 96 --out runs/photos
       nonneg train digits --loss info_nce:temperature=0.1 --optimizer lars
+      nonneg train folder --data-root photos/ --positives class
+      nonneg train digits --loss supcon
     """
 
     run: OmitArgPrefixes[Run]
@@ -446,8 +448,8 @@ def make_reproduction(
       nonneg reproduce imagenet100 --data-root imagenet/ --classes classes.txt
 
     Args:
-        experiment: cifar10, cifar100, maps, sprites, wide or imagenet100; or, asked of their runs: bytes, selection,
-            disentanglement, robustness or identifiability.
+        experiment: cifar10, cifar100, maps, supcon, sprites, wide or imagenet100; or, asked of their runs: bytes,
+            selection, disentanglement, robustness or identifiability.
         data_root: Where the data are; left out, CIFAR is downloaded.
         only: Only these runs, by name or beginning (cl, ncl-s1).
         seeds: Only this many seeds.

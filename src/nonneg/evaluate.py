@@ -140,7 +140,7 @@ def spectrum(train: Features, test: Features) -> dict[str, Entry]:
     """How many directions and how many features carry the data; no value where every feature is zero."""
     values = metrics.eigenvalues(test.z)
     used = metrics.activation_spectrum(train.z, absolute=True)
-    return {
+    found = {
         "eigenvalues_top": entry(
             _share_of_largest(values, 10),
             "share of the 10 largest eigenvalues of the mean of z z^T over test samples, not centred, in their sum",
@@ -154,6 +154,15 @@ def spectrum(train: Features, test: Features) -> dict[str, Entry]:
         )
         | {"each": _numbers(_shares(used))},
     }
+    if train.labels is not None:
+        classes = len(np.unique(train.labels))
+        found["activation_fall"] = entry(
+            metrics.fall_after(used, classes),
+            "1 - EA_2C / EA_C, EA_i the i-th largest expected activation (training samples), C the number of classes: "
+            "0 where features are used alike, 1 where C of them are used and no more",
+            classes=classes,
+        )
+    return found
 
 
 def monosemanticity(z: Any, judge: np.ndarray, *, name: str, eps: float = 1e-5) -> dict[str, Entry]:

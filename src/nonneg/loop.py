@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -58,7 +59,8 @@ class State:
     generator: torch.Generator
     rows: dict[str, Tensor]  # images (uint8) and what is beside them: all N rows; when streamed, the B of the step
     streamed: bool
-    order: Tensor  # this epoch's permutation of the N rows
+    shuffle: Callable[..., Tensor]  # shuffle(generator=...) draws the next epoch's order
+    order: Tensor  # this epoch's permutation of the N rows; or 2 x N, its second line the partner of each
     step: Tensor  # how many steps were taken
     lr: Tensor
     counters: tuple[str, ...]  # the names of `totals`
@@ -66,11 +68,14 @@ class State:
     alive: Tensor  # D, features seen above zero this epoch, where the step counts them
 
     def batch(self, n: int, steps_per_epoch: int) -> dict[str, Tensor]:
-        """The n rows of this step, by name; index tensors are made here, inside the step."""
+        """The n rows of this step, by name, then their n partners if they have any.
+
+        Index tensors are made here, inside the step: a recorded step must own all that it reads.
+        """
         if self.streamed:
             return self.rows
         at = self.step % steps_per_epoch * n + torch.arange(n, device=self.order.device)
-        chosen = self.order[at]
+        chosen = self.order[..., at].flatten()
         return {name: values[chosen] for name, values in self.rows.items()}
 
     def changing(self) -> list[Tensor]:
@@ -120,12 +125,19 @@ def begin(
     device: torch.device,
     counters: tuple[str, ...],
     features: int = 0,
+    pairs: Callable[..., Tensor] | None = None,
 ) -> State:
-    """The state before the first step; `optimizer(lr=...)` is given a tensor, `features` are those counted as alive."""
+    """The state before the first step; `optimizer(lr=...)` is given a tensor, `features` are those counted as alive.
+
+    Rows are shuffled anew for each epoch; or `pairs(generator=...)` draws 2 x N rows, each of the first line once, and
+    a step takes B columns.
+    """
     streamed = not _fits(rows.dataset, device)
     whole = {"images": rows.dataset.images, **rows.beside}
+    order = torch.arange(len(rows), device=device)
     if streamed:
-        here = {k: torch.zeros(batch_size, *v.shape[1:], dtype=v.dtype, device=device) for k, v in whole.items()}
+        size = batch_size * (2 if pairs else 1)
+        here = {k: torch.zeros(size, *v.shape[1:], dtype=v.dtype, device=device) for k, v in whole.items()}
     else:
         here = {k: cast(Tensor, v).to(device) for k, v in whole.items()}
     lr = torch.zeros((), device=device)
@@ -135,7 +147,8 @@ def begin(
         generator=torch.Generator(device).manual_seed(seed),
         rows=here,
         streamed=streamed,
-        order=torch.arange(len(rows), device=device),
+        shuffle=pairs or partial(torch.randperm, len(rows), device=device),
+        order=torch.stack([order, order]) if pairs else order,
         step=torch.zeros((), dtype=torch.int64, device=device),
         lr=lr,
         counters=counters,
@@ -255,7 +268,7 @@ def _loop(job: Job, s: State, step: Callable[[], None], done: int) -> None:
         advance(done)
         while at < total:
             if at % per_epoch == 0:
-                s.order.copy_(torch.randperm(len(s.order), generator=s.generator, device=s.order.device))
+                s.order.copy_(s.shuffle(generator=s.generator))
                 s.totals.zero_()
                 s.alive.zero_()
             feed(at % per_epoch)
@@ -293,28 +306,47 @@ def _feeder(job: Job, s: State, log: rundir.Log | None) -> Iterator[Callable[[in
     if not s.streamed:
         yield lambda _: None
         return
-    n, data, cuda = job.batch_size, job.rows.dataset, s.totals.is_cuda
+    data, cuda = job.rows.dataset, s.totals.is_cuda
     order, batches = s.order, cast(Iterator[tuple[Tensor, dict[int, str]]] | None, None)
-    with Source(data.images, batch_size=n, device=s.order.device) as source:
+    with Source(data.images, batch_size=len(s.rows["images"]), device=s.order.device) as source:
 
         def feed(i: int) -> None:
             nonlocal order, batches
             if i == 0 or batches is None:
-                order = s.order.cpu()  # the device waits: once an epoch
-                batches = source.batches(order[i * n : job.steps_per_epoch * n])
+                order = _by_step(s.order.cpu(), job.batch_size)  # the device waits: once an epoch
+                batches = source.batches(order[i:].flatten())
             x, bad = next(batches)
-            which = order[i * n : (i + 1) * n]
+            which = order[i]
             beside = {name: values[which] for name, values in job.rows.beside.items()}
             if bad:
                 rows = which.tolist()
                 _list_unreadable({data.ids[rows[row]]: why for row, why in bad.items()}, job, log)
                 for values in (x, *beside.values()):
-                    replace_unreadable(values, bad)
+                    _replace(values, bad, job.batch_size)
             s.rows["images"].copy_(x, non_blocking=True)  # queued behind the step that still reads what is there
             for name, values in beside.items():  # pageable memory would make the host wait
                 s.rows[name].copy_(values.pin_memory() if cuda else values, non_blocking=True)
 
         yield feed
+
+
+def _by_step(order: Tensor, n: int) -> Tensor:
+    """Line i: the n rows of the epoch's step i, then their n partners if they have any."""
+    lines = order.view(-1, order.shape[-1])  # 1 or 2
+    steps = lines.shape[1] // n
+    return lines[:, : steps * n].view(-1, steps, n).transpose(0, 1).flatten(1)
+
+
+def _replace(values: Tensor, bad: dict[int, str], n: int) -> None:
+    """Put another row in the place of each unreadable one: its partner if it has one, else the next of the batch."""
+    if len(values) > n:
+        both = {row: why for row, why in bad.items() if (row + n) % (2 * n) in bad}
+        for row in bad.keys() - both.keys():
+            values[row] = values[(row + n) % (2 * n)]
+        for half in values.split(n):
+            replace_unreadable(half, {row: why for row, why in both.items() if row < n})
+    else:
+        replace_unreadable(values, bad)
 
 
 def _list_unreadable(bad: dict[str, str], job: Job, log: rundir.Log | None) -> None:

@@ -1,6 +1,8 @@
-"""Losses are pure functions of two views' features, `(z1, z2, *, knobs) -> scalar`.
+"""Losses are pure functions of two views' features, `(z1, z2, *, knobs) -> scalar`; those of (z1, z2, labels) are
+given the labels too.
 
-Shapes: z1, z2 are N x D; row i of both comes from the same image, or z1 from an image and z2 from its text.
+Shapes: z1, z2 are N x D; row i of both comes from the same image (or, by choice, from two of one class; or z1 from an
+image and z2 from its text); labels are N.
 """
 
 import torch
@@ -35,6 +37,24 @@ def info_nce(z1: Tensor, z2: Tensor, *, temperature: float = 0.2) -> Tensor:
         itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
         twin = torch.arange(len(z), device=z.device).roll(len(z1))
         return F.cross_entropy(logits.masked_fill(itself, -torch.inf), twin)
+
+
+def supcon(z1: Tensor, z2: Tensor, labels: Tensor, *, temperature: float = 0.2) -> Tensor:
+    """-mean_i mean_{p in P(i)} log( exp(s_ip / T) / sum_{j != i} exp(s_ij / T) ) over all 2N views, s the cosine.
+
+    P(i) are all other views of i's class (Khosla et al. 2020, the sum outside the logarithm); where every image is a
+    class of its own, this is info_nce. Computed in float32 at least.
+    """
+    if not temperature > 0:
+        raise BadInput(f"supcon: temperature is {temperature}; it must be positive")
+    with torch.autocast(z1.device.type, enabled=False):
+        z = torch.cat([z1, z2])
+        z = unit_rows(z.to(torch.promote_types(z.dtype, torch.float32)))
+        itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+        y = torch.cat([labels, labels])
+        positive = (y[:, None] == y) & ~itself
+        log_share = (z @ z.T / temperature).masked_fill(itself, -torch.inf).log_softmax(dim=1)
+        return -(log_share.masked_fill(~positive, 0).sum(dim=1) / positive.sum(dim=1)).mean()
 
 
 def clip(z1: Tensor, z2: Tensor, *, temperature: float | Tensor = 0.07) -> Tensor:

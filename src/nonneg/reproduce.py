@@ -137,6 +137,8 @@ def reproduce(
         engine.say(f"no results of {name} in {results.absolute()}; --results names another folder")
     if not report_only:
         files.write_text(results / f"{name}.md", as_markdown(rows))
+        if picture := experiment.draw and experiment.draw(_results(name, experiment, results)):
+            _write_figure(results / "figures" / f"{name}.png", picture)
     return rows
 
 
@@ -400,7 +402,7 @@ def _line(
     experiment: Experiment,
     run: AnyRun,
     folder: Path,
-    numbers: Mapping[str, float | None],
+    numbers: Mapping[str, Any],
     began: float,
     data: tuple[Dataset, Dataset],
 ) -> dict[str, Any]:
@@ -411,7 +413,7 @@ def _line(
         "method": experiment.methods[method_of(run_name)],
         "seed": run.seed,
         "epochs": run.epochs,
-        "measures": {k: None if v is None else round(v, 6) for k, v in numbers.items()},
+        "measures": {k: round(v, 6) if isinstance(v, float) else v for k, v in numbers.items()},
         "train_seconds": rundir.read_log(folder)[-1]["seconds"],
         "evaluate_seconds": round(time.monotonic() - began, 1),
         "batch_size": run.batch_size,
@@ -441,13 +443,14 @@ def evaluate(
     model: Encoder,
     train: tuple[Dataset, Features],
     test: tuple[Dataset, Features],
-) -> Iterator[dict[str, float]]:
+) -> Iterator[dict[str, Any]]:
     """Every measure by name, shares as shares, all so far after each stage; defined in the folder's metrics.json."""
     device = run.torch_device()
     measured = measure(train[1], test[1], device=device)
     workflow.add_entries(folder, measured)
     numbers = {k: entry["value"] for k, entry in measured.items() if entry["value"] is not None}
     numbers |= activity(test[1].z)
+    numbers |= experiment.also(train[1], test[1])
     how = {"seed": run.seed, "device": device, "mode": run.mode, "precision": run.precision}
     if experiment.probe:
         probed = experiment.probe(model, train[0], test[0], on=("h", "z"), **how)

@@ -1,5 +1,6 @@
 """Everything a training run depends on, as one frozen value. It holds functions; text is for files only."""
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -123,10 +124,17 @@ class Run(Training):
 
     verb: ClassVar[str] = "train"  # of the command line
     trains: ClassVar[str] = "encoder"
-    loss: Annotated[Callable[[Tensor, Tensor], Tensor], names.flag(ROLES["loss"])] = losses.info_nce
-    """The loss and its knobs, as in info_nce:temperature=0.05."""
+    loss: Annotated[Callable[..., Tensor], names.flag(ROLES["loss"])] = losses.info_nce
+    """The loss and its knobs, as in info_nce:temperature=0.05; supcon needs labels."""
+    positives: Literal["views", "class"] = "views"
+    """What is to be alike: two views of one image, or views of two images of one class (needs labels)."""
     batch_norm: Literal["joint", "per_view"] = "joint"
     """Batch-norm statistics over both views at once (one forward pass), or each view's own (the authors')."""
+
+    @property
+    def loss_takes_labels(self) -> bool:
+        """Whether the loss is one of (z1, z2, labels): its signature says so."""
+        return "labels" in inspect.signature(self.loss).parameters
 
 
 SomeRun = TypeVar("SomeRun", bound=Training)

@@ -27,22 +27,28 @@ EPS = 1e-5  # a feature below this counts as zero, as in the sparsity measure
 
 
 def two_views(run: Run, s: State, steps_per_epoch: int) -> Callable[[], None]:
-    """One step of the paper's algorithm on `s`: two views of a batch, their features, the loss, an update, counts."""
+    """One step of the paper's algorithm on `s`: two views of a batch, their features, the loss, an update, counts.
+
+    Where rows have partners (images of the same class), the second view is of the partner.
+    """
     n, device = run.batch_size, s.order.device
     mode, precision = engine.choose(run.mode, run.precision, device)
-    fuse = engine.fuser(mode)
+    fuse, takes_labels = engine.fuser(mode), run.loss_takes_labels
     total, warmup = run.epochs * steps_per_epoch, min(run.warmup_epochs, run.epochs - 1) * steps_per_epoch
     peak = run.lr * n / 256
 
-    def make_views(noise: Tensor) -> Tensor:
-        x = s.batch(n, steps_per_epoch)["images"]
-        return run.augment(torch.cat([x, x]), noise).contiguous(memory_format=torch.channels_last)
+    def make_views(noise: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        batch = s.batch(n, steps_per_epoch)
+        x = batch["images"]
+        x = x if len(x) == 2 * n else torch.cat([x, x])  # partners, or the same images again
+        views = run.augment(x, noise).contiguous(memory_format=torch.channels_last)
+        return views, (batch["labels"][:n],) if takes_labels else ()
 
-    def forward(views: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(views: Tensor, labels: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             joint = run.batch_norm == "joint"
             z = s.model(views) if joint else torch.cat([s.model(views[:n]), s.model(views[n:])])
-        return run.loss(z[:n], z[n:]), z
+        return run.loss(z[:n], z[n:], *labels), z
 
     def update() -> None:
         s.lr.copy_(optim.warmup_cosine(s.step, peak=peak, warmup=warmup, total=total))
@@ -51,13 +57,36 @@ def two_views(run: Run, s: State, steps_per_epoch: int) -> Callable[[], None]:
     make_views, forward, update, tally = fuse(make_views), fuse(forward), fuse(update), fuse(count_features)
 
     def step() -> None:
-        loss, z = forward(make_views(augment.draw_noise(2 * n, generator=s.generator)))
+        loss, z = forward(*make_views(augment.draw_noise(2 * n, generator=s.generator)))
         loss.backward()
         update()
         s.optimizer.zero_grad()
         tally(s, loss.detach(), z.detach())
 
     return engine.executor(step, mode, state=s.changing, generator=s.generator)
+
+
+def class_pairs(labels: Tensor) -> Callable[..., Tensor]:
+    """What draws an epoch's pairs, 2 x N: all rows in random order, and beside each another row of its class.
+
+    Partners are drawn evenly; a row that is alone in its class is its own. `draw(generator=...)` never waits for the
+    device: class by class rows lie side by side, and a partner is so many places further round in its class.
+    """
+    _, y, size = labels.unique(return_inverse=True, return_counts=True)
+    by_class = y.argsort(stable=True)
+    n, first = len(y), size.cumsum(0) - size  # where each class begins in by_class
+    first, size = first[y], size[y]  # of each row's class
+    place = torch.empty_like(by_class)
+    place[by_class] = torch.arange(n, device=y.device) - first[by_class]  # of each row in its class
+
+    def draw(*, generator: torch.Generator) -> Tensor:
+        share = torch.rand(n, generator=generator, device=y.device, dtype=torch.float64)
+        further = 1 + (share * (size - 1)).long()  # 1 to size - 1; for a lone row 1, which is itself again
+        partner = by_class[first + (place + further) % size]
+        order = torch.randperm(n, generator=generator, device=y.device)
+        return torch.stack([order, partner[order]])
+
+    return draw
 
 
 def labelled(

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from nonneg import encoder, loop, rundir, steps
+from nonneg import encoder, engine, loop, rundir, steps
 from nonneg.data import Dataset
 from nonneg.encoder import Encoder
+from nonneg.errors import BadInput
 from nonneg.loop import Job, Keep, Rows, State
 from nonneg.run import Run
 
@@ -29,7 +31,7 @@ def train(
         run = replace(run, data_root=run.data_root.absolute())
     data, folder = data or run.load("train"), Path(folder)
     job = Job(
-        rows=Rows(data),
+        rows=_rows(run, data),
         batch_size=run.batch_size,
         epochs=run.epochs,
         device=run.torch_device(),
@@ -77,11 +79,32 @@ def fresh(run: Run, data: Dataset) -> State:
     model = model.to(device, memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
     return loop.begin(
         model,
-        Rows(data),
+        _rows(run, data),
         optimizer=partial(run.optimizer, model.parameters(), weight_decay=run.weight_decay),
         batch_size=run.batch_size,
         seed=run.seed,
         device=device,
         counters=steps.FEATURES,
         features=model.dim,
+        pairs=steps.class_pairs(_labels(run, data).to(device)) if run.positives == "class" else None,
     )
+
+
+def _rows(run: Run, data: Dataset) -> Rows:
+    """The images, and their labels where the loss takes them."""
+    return Rows(data, {"labels": _labels(run, data)} if run.loss_takes_labels else {})
+
+
+def _labels(run: Run, data: Dataset) -> Tensor:
+    """The labels that a run needs; without any, or with one class only, it cannot be."""
+    asks = "--positives class" if run.positives == "class" else f"--loss {run.to_json()['loss']}"
+    if data.labels is None:
+        raise BadInput(f"{data.name} has no labels, and {asks} needs them; sort the images into one folder a class")
+    sizes = data.labels.unique(return_counts=True)[1]
+    if len(sizes) < 2:
+        raise BadInput(f"all {len(data)} images of {data.name} are of one class, and {asks} needs two classes at least")
+    if alone := int((sizes == 1).sum()):
+        engine.say_once(
+            f"{data.name}: {alone} of {len(sizes)} classes have one image only; what is like it is another view of it"
+        )
+    return data.labels

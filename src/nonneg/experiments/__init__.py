@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from nonneg import finetune
 from nonneg.errors import BadInput, unknown
+from nonneg.evaluate import Features
 from nonneg.finetune import ProbeRun
 from nonneg.multimodal.run import PairRun
 from nonneg.run import Run
@@ -35,6 +36,10 @@ MEASURES = {  # what a table may show: its text, and what the stored number is m
     "live_features": ("live features", COUNT),
     "dead_features": ("dead features", COUNT),
     "effective_rank": ("effective rank", COUNT),
+    "activation_fall": ("fall of expected activation from the C-th feature to the 2C-th", POINTS),
+    "expected_activation_top": ("expected activation in the 10 largest features", POINTS),
+    "activations_90": ("features that hold 90 % of expected activation", COUNT),
+    "eigenvalues_90": ("eigenvalues that hold 90 % of their sum", COUNT),
     "active_per_sample_median": ("active features per sample, median", COUNT),
     "active_least": ("active features per sample, least", COUNT),
     "active_under_20": ("samples with under 20 active features", POINTS),
@@ -68,6 +73,11 @@ def nothing_more(probed: Mapping[str, ProbeRun], run: Run) -> dict[str, float]: 
     return {}
 
 
+def nothing_also(train: Features, test: Features) -> dict[str, Any]:  # noqa: ARG001
+    """No measure of the features beyond those that every experiment takes."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One table. A run is named METHOD-sSEED; `paper` is in the table's units, by measure and method."""
@@ -82,6 +92,8 @@ class Experiment:
     borrowed: dict[str, tuple[str, str]] = field(default_factory=dict)  # run -> (experiment, run) that is the same
     prepare: Callable[[Path | None, Path, Path | None], Path | None] = as_given  # (data root, work, classes) -> root
     more: Callable[[Mapping[str, ProbeRun], Run], dict[str, float]] = nothing_more  # from the frozen probes
+    also: Callable[[Features, Features], dict[str, Any]] = nothing_also  # from the features; lists are for `draw`
+    draw: Callable[[Mapping[str, dict[str, Any]]], bytes | None] | None = None  # a figure of its own, from the lines
 
     def __post_init__(self) -> None:
         stray = [name for name in self.runs if method_of(name) not in self.methods]

@@ -25,7 +25,7 @@ from nonneg.metrics.identifiability import (
 from nonneg.metrics.monosemanticity import Monosemanticity, monosemanticity
 from nonneg.metrics.retrieval import neighbour_overlap, neighbours, retrieval, retrieval_by_prefix, score
 from nonneg.metrics.sparsity import active_per_sample, live, live_features, sparsity, zero_rows
-from nonneg.metrics.spectrum import activation_spectrum, eigenvalues
+from nonneg.metrics.spectrum import activation_spectrum, eigenvalues, fall_after
 from nonneg.metrics.words import Words, word_scores
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "effective_rank",
     "eigenvalues",
     "expected_activation",
+    "fall_after",
     "live",
     "live_features",
     "match_features",

@@ -38,6 +38,18 @@ def activation_spectrum(z: Matrix, *, absolute: bool = False, normalise: bool = 
     return _shares(found) if normalise else found
 
 
+def fall_after(spectrum: np.ndarray, k: int) -> float:
+    """1 - s_2k / s_k of a spectrum, largest first: what of the k-th value is gone at the 2k-th; 0 is level, 1 a cliff.
+
+    nan where there are fewer than 2k values, or the k-th is 0 already.
+    """
+    if k < 1:
+        raise BadInput(f"a fall is measured after the first feature or a later one, not after {k}")
+    if len(spectrum) < 2 * k or not spectrum[k - 1] > 0:
+        return float("nan")
+    return float(1 - spectrum[2 * k - 1] / spectrum[k - 1])
+
+
 def _shares(values: np.ndarray) -> np.ndarray:
     total = values.sum()
     if not total > 0:

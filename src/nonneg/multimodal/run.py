@@ -11,6 +11,7 @@ import tyro
 from torch import Tensor, nn
 
 from nonneg import augment, backbones, losses, names, optim, pairs
+from nonneg.errors import BadInput
 from nonneg.multimodal import texts
 from nonneg.pairs import Pairs
 from nonneg.run import DIGITS, ROLES, Training
@@ -36,6 +37,12 @@ class PairRun(Training):
     """bag (of subwords) or transformer, learned here; frozen: sentences:MODEL or vectors:path=E.npy,of=C.csv."""
     learn_temperature: bool = True
     """Learn the temperature of a loss that has one, from the value it is given on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "labels" in inspect.signature(self.loss).parameters:
+            name = self.to_json()["loss"]
+            raise BadInput(f"--loss {name} needs labels, and pairs have texts instead; give clip or spectral")
 
     def load_pairs(self, split: str) -> Pairs:
         """One split of this run's pairs."""

@@ -1,0 +1,181 @@
+"""What a step takes: pairs of one class, labels for a loss that asks for them; the same from memory and from disk."""
+
+import collections
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from nonneg import augment, backbones, cli, data, engine, files, loop, losses, rundir, steps
+from nonneg.data import Dataset, stream
+from nonneg.errors import BadInput
+from nonneg.run import DIGITS
+from nonneg.train import fresh, train
+
+TINY = replace(
+    DIGITS,
+    backbone=partial(backbones.small_net, width=4),
+    projector=(16, 8),
+    batch_size=40,
+    epochs=2,
+    checkpoint_seconds=0.0,
+)
+CLASS, MULTI = replace(TINY, positives="class"), replace(TINY, loss=losses.supcon)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return data.digits(split="train").subset(range(200))
+
+
+def test_pairs_are_of_one_class_never_of_one_image_and_drawn_evenly() -> None:
+    labels = torch.tensor([7, 3, 3, 7, 3, 100, 3, 7])  # 100 is alone
+    draw, generator = steps.class_pairs(labels), torch.Generator().manual_seed(0)
+    seen = collections.Counter()
+    for _ in range(4000):
+        order, partner = draw(generator=generator)
+        assert sorted(order.tolist()) == list(range(8)) and torch.equal(labels[order], labels[partner])
+        seen.update(zip(order.tolist(), partner.tolist(), strict=True))
+    for i, label in enumerate(labels.tolist()):
+        others = [j for j in range(8) if labels[j] == label and j != i] or [i]
+        assert {j for a, j in seen if a == i} == set(others)
+        for j in others:
+            assert seen[i, j] == pytest.approx(4000 / len(others), rel=0.15)
+
+
+def test_pairs_repeat_with_the_generator() -> None:
+    draw = steps.class_pairs(torch.arange(50) % 4)
+    a, b, c = (draw(generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+def test_a_step_with_class_pairs_is_the_papers_algorithm_on_partners(digits: Dataset) -> None:
+    assert isinstance(digits.images, Tensor) and digits.labels is not None
+    s, plain = fresh(CLASS, digits), fresh(CLASS, digits)
+    for state in (s, plain):
+        state.order.copy_(state.shuffle(generator=state.generator))
+    steps.two_views(CLASS, s, 5)()
+    rows, partners = plain.order[:, :40]
+    assert torch.equal(digits.labels[rows], digits.labels[partners]) and not (rows == partners).any()
+    noise = torch.rand(80, augment.NOISE, generator=plain.generator)
+    z = plain.model(CLASS.augment(torch.cat([digits.images[rows], digits.images[partners]]), noise))
+    assert s.totals[steps.LOSS].item() == pytest.approx(losses.info_nce(z[:40], z[40:]).item(), rel=1e-5)
+
+
+def test_a_loss_that_takes_labels_is_given_those_of_the_batch(digits: Dataset) -> None:
+    assert isinstance(digits.images, Tensor) and digits.labels is not None
+    s, plain = fresh(MULTI, digits), fresh(MULTI, digits)
+    steps.two_views(MULTI, s, 5)()
+    noise = torch.rand(80, augment.NOISE, generator=plain.generator)
+    x = digits.images[:40]
+    z = plain.model(MULTI.augment(torch.cat([x, x]), noise))
+    want = losses.supcon(z[:40], z[40:], digits.labels[:40]).item()
+    assert s.totals[steps.LOSS].item() == pytest.approx(want, rel=1e-5)
+    assert "labels" not in fresh(TINY, digits).rows and "labels" not in fresh(CLASS, digits).rows
+    assert MULTI.loss_takes_labels and replace(TINY, loss=partial(losses.supcon, temperature=1.0)).loss_takes_labels
+    assert not TINY.loss_takes_labels
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return files.read_tensors(folder / "model.safetensors")[0]
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("run", [CLASS, MULTI, replace(CLASS, loss=losses.supcon)], ids=["class", "multi", "both"])
+def test_streamed_or_resumed_it_ends_with_the_same_model(
+    run, tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(run, tmp_path / "memory", data=digits)
+    save = rundir.save_checkpoint
+
+    def cut(folder: Path, tensors: dict[str, Tensor], at: int) -> None:
+        save(folder, tensors, at)
+        if at == 7:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_fits", lambda *_: False)
+        train(run, tmp_path / "streamed", data=digits)
+        patch.setattr(rundir, "save_checkpoint", cut)
+        with pytest.raises(KeyboardInterrupt):
+            train(run, tmp_path / "cut", data=digits)
+    train(run, tmp_path / "cut", data=digits, resume=True)  # streamed before, in memory after
+    assert same(weights(tmp_path / "memory"), weights(tmp_path / "streamed"))
+    assert same(weights(tmp_path / "memory"), weights(tmp_path / "cut"))
+
+
+def test_an_image_that_cannot_be_read_gives_its_place_to_its_partner(
+    digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every pair stays of one class, also where both of it are lost."""
+    assert digits.labels is not None and isinstance(digits.images, Tensor)
+    lost, gather = set(range(0, 200, 3)), stream.Source._gather
+    known = {image.numpy().tobytes(): label for image, label in zip(digits.images, digits.labels.tolist(), strict=True)}
+
+    def fails(self: stream.Source, rows: list[int], out) -> dict[int, str]:
+        gather(self, rows, out)
+        return {at: "gone" for at, row in enumerate(rows) if row in lost}
+
+    pairs = []
+
+    def spy(images: Tensor, noise: Tensor) -> Tensor:
+        classes = [known[image.numpy().tobytes()] for image in images]
+        pairs.extend(zip(classes[:40], classes[40:], strict=True))
+        return augment.none(images, noise)
+
+    monkeypatch.setattr(loop, "_fits", lambda *_: False)
+    monkeypatch.setattr(stream.Source, "_gather", fails)
+    monkeypatch.setattr(engine, "say", lambda _: None)
+    train(replace(CLASS, augment=spy), tmp_path / "a", data=replace(digits, skipped=[]))
+    assert len(pairs) == 400 and all(a == b for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("run", "asks"), [(CLASS, "--positives class"), (MULTI, "--loss supcon")], ids=["class", "multi"]
+)
+def test_without_labels_or_with_one_class_it_says_so(run, asks: str, tmp_path: Path, digits: Dataset) -> None:
+    with pytest.raises(BadInput, match=f"digits has no labels, and {asks} needs them"):
+        train(run, tmp_path / "a", data=replace(digits, labels=None, classes=None))
+    alike = replace(digits, labels=torch.zeros(200, dtype=torch.int64))
+    with pytest.raises(BadInput, match=f"all 200 images of digits are of one class, and {asks} needs two classes"):
+        train(run, tmp_path / "a", data=alike)
+    assert not (tmp_path / "a").exists()
+
+
+def test_lone_images_are_counted_once(tmp_path: Path, digits: Dataset, capfd: pytest.CaptureFixture[str]) -> None:
+    engine.SAID.clear()
+    labels = torch.zeros(200, dtype=torch.int64)
+    labels[:2] = torch.tensor([1, 2])
+    train(replace(CLASS, epochs=1), tmp_path / "a", data=replace(digits, labels=labels))
+    said = " ".join(capfd.readouterr().err.split())
+    assert said.count("2 of 3 classes have one image only") == 1
+
+
+def test_the_command_line_takes_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--epochs", "1", "--projector", "8", "--backbone", "small_net:width=4"]
+    for more, key, value in (
+        (["--positives", "class"], "positives", "class"),
+        (["--loss", "supcon:temperature=0.1"], "loss", "supcon:temperature=0.1"),
+    ):
+        out = tmp_path / key
+        cli.main(["train", "digits", "--out", str(out), *flags, *more])
+        assert files.read_json(out / "run.json")["run"][key] == value
+        assert rundir.read_run(out)[0].to_json()[key] == value
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for i in range(12):
+        Image.new("RGB", (8, 8), (i, i, i)).save(photos / f"{i}.png")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        cli.main(
+            ["train", "folder", "--data-root", str(photos), "--image-size", "8", "--batch-size", "4",
+             "--positives", "class", "--out", str(tmp_path / "x"), *flags]
+        )  # fmt: skip
+    assert "has no labels, and --positives class needs them" in " ".join(capsys.readouterr().err.split())
