@@ -154,6 +154,37 @@ def test_balance_of_features_of_one_kind() -> None:
         metrics.modality_balance(images, captions[:, :2])
 
 
+# Agreement
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 999), signed=st.booleans())
+def test_agreement_is_the_cosine_over_pairs(seed: int, signed: bool) -> None:
+    images, texts, pairs = example(seed)
+    if signed:
+        images, texts = images - 1, texts - 1
+    images[:, 3] = 0
+    got, chance = metrics.pair_agreement(sparse.csr_array(images), texts, np.concatenate([pairs, pairs[:2]]))
+    unit = [z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-30) for z in (images, texts)]
+    each = sorted({(int(i), int(t)) for i, t in pairs})
+    for d in range(images.shape[1]):
+        a, b = ([float(z[p[side], d]) for p in each] for side, z in enumerate(unit))
+        norm = math.sqrt(sum(x * x for x in a) * sum(x * x for x in b))
+        if norm == 0:
+            assert math.isnan(got[d]) and math.isnan(chance[d])
+            continue
+        assert got[d] == pytest.approx(sum(x * y for x, y in zip(a, b, strict=True)) / norm, abs=1e-6)
+        every = [x * y for x in a for y in b]  # each with each: the mean over all pairings
+        assert chance[d] == pytest.approx(len(a) * sum(every) / len(every) / norm, abs=1e-6)
+
+
+def test_agreement_is_one_where_both_are_the_same() -> None:
+    z = np.random.default_rng(0).random((6, 3))
+    got, chance = metrics.pair_agreement(z, 2 * z, one_to_one(6))
+    np.testing.assert_allclose(got, 1)
+    assert (chance < 1).all()
+
+
 # Words
 
 

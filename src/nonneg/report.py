@@ -344,7 +344,7 @@ def expected_activation(views: list[View], seed: int) -> Section:  # noqa: ARG00
         "usage",
         "Expected activation",
         "How much each feature is used: its mean activation over the training images, each image scaled to length 1"
-        + (" (absolute values where features are signed)" if signed(views) else "")
+        + (" (absolute values where features are signed)" if _signed(views) else "")
         + ". A steep curve means that few features do most of the work and the rest can be dropped."
         + _ghost_note(views),
         panels,
@@ -517,12 +517,12 @@ def _labelled(views: list[View]) -> bool:
     return any(v.column.test.labels is not None for v in views)
 
 
-def signed(views: list[View]) -> bool:
+def _signed(views: list[View]) -> bool:
     return any(figures.signed(v.column) for v in views)
 
 
 def _signed_note(views: list[View]) -> str:
-    return " Signed features are ranked by absolute value; a blue line marks a negative one." if signed(views) else ""
+    return " Signed features are ranked by absolute value; a blue line marks a negative one." if _signed(views) else ""
 
 
 def _ghost_note(views: list[View]) -> str:

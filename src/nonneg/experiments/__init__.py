@@ -51,6 +51,7 @@ MEASURES = {  # what a table may show: its text, and what the stored number is m
     "text_to_image@10": ("text to image, recall@10", POINTS),
     "sparsity_images": ("sparsity, images", POINTS),
     "sparsity_texts": ("sparsity, texts", POINTS),
+    "pair_agreement": ("agreement of image and text on a feature, x 100", POINTS),
     "shared_features": ("features of modality balance 0.25 to 0.75", POINTS),
     "ood_stylized": ("linear probe, Stylized", POINTS),
     "ood_corruption": ("linear probe, Corruption", POINTS),

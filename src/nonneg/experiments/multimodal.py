@@ -39,6 +39,7 @@ EXPERIMENT = Experiment(
         "text_to_image@10",
         "sparsity_images",
         "sparsity_texts",
+        "pair_agreement",
         "shared_features",
         "class_consistency",
         "live_features",

@@ -9,7 +9,7 @@ from nonneg.metrics.consistency import (
     top_k_chance,
 )
 from nonneg.metrics.correlation import correlation, effective_rank, orthogonality
-from nonneg.metrics.cross_modal import modality_balance, recall
+from nonneg.metrics.cross_modal import modality_balance, pair_agreement, recall
 from nonneg.metrics.disentanglement import sepin, sepin_at
 from nonneg.metrics.factors import dci, mig, sap
 from nonneg.metrics.identifiability import (
@@ -54,6 +54,7 @@ __all__ = [
     "neighbour_overlap",
     "neighbours",
     "orthogonality",
+    "pair_agreement",
     "per_feature_consistency",
     "recall",
     "retrieval",

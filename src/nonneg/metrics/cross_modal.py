@@ -26,6 +26,14 @@ def recall(
     is that of the best right answer, 1 the best; `chance` is what a random order gives, the mean over queries of
     1 - C(M - r, k) / C(M, k), for M candidates of which r are right.
     """
+    a, b, pairs = _checked(images, texts, pairs)
+    if not ks or min(ks) < 1:
+        raise BadInput(f"recall is asked at {list(ks)}; give numbers of 1 or more")
+    return {"image_to_text": _answers(a, b, pairs, ks), "text_to_image": _answers(b, a, pairs[:, ::-1], ks)}
+
+
+def _checked(images: Matrix, texts: Matrix, pairs: np.ndarray) -> tuple[Matrix, Matrix, np.ndarray]:
+    """Rows at length 1, and each pair once."""
     a, b = (_unit_rows(z) for z in (images, texts))
     if a.shape[1] != b.shape[1]:
         raise BadInput(f"images have {a.shape[1]} features and texts {b.shape[1]}; they must share one space")
@@ -35,10 +43,7 @@ def recall(
     for kind, many, mine in (("image", a.shape[0], pairs[:, 0]), ("text", b.shape[0], pairs[:, 1])):
         if not np.array_equal(np.unique(mine), np.arange(many)):
             raise BadInput(f"there are {many} {kind}s: each must be in a pair, as one of 0 to {many - 1}")
-    if not ks or min(ks) < 1:
-        raise BadInput(f"recall is asked at {list(ks)}; give numbers of 1 or more")
-    pairs = np.unique(pairs, axis=0)
-    return {"image_to_text": _answers(a, b, pairs, ks), "text_to_image": _answers(b, a, pairs[:, ::-1], ks)}
+    return a, b, np.unique(pairs, axis=0)
 
 
 def _answers(queries: Matrix, candidates: Matrix, pairs: np.ndarray, ks: Sequence[int]) -> dict[str, Any]:
@@ -97,3 +102,19 @@ def modality_balance(images: Matrix, texts: Matrix) -> np.ndarray:
     if len(a) != len(b):
         raise BadInput(f"images have {len(a)} features and texts {len(b)}; they must share one space")
     return np.divide(a, a + b, out=np.full(len(a), np.nan), where=a + b > 0)
+
+
+def pair_agreement(images: Matrix, texts: Matrix, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each feature the cosine, over all pairs, between it on the image and it on the text; and what chance gives.
+
+    sum_p a_pd b_pd / (|a_d| |b_d|), rows at length 1: 1 where an image switches the feature on exactly as much as its
+    text does. Chance is the mean over all ways to pair the same rows anew, P mean(a_d) mean(b_d) / (|a_d| |b_d|). nan
+    for a feature that is zero on all images or on all texts. Modality balance asks how much, this asks for what.
+    """
+    a, b, pairs = _checked(images, texts, pairs)
+    a, b = a[pairs[:, 0]], b[pairs[:, 1]]
+    together = np.asarray(a.multiply(b).sum(axis=0)).ravel()
+    alone = np.asarray(a.sum(axis=0)).ravel() * np.asarray(b.sum(axis=0)).ravel() / len(pairs)
+    norms = np.sqrt(np.asarray(a.multiply(a).sum(axis=0)).ravel() * np.asarray(b.multiply(b).sum(axis=0)).ravel())
+    nothing = np.full(len(norms), np.nan)
+    return tuple(np.divide(x, norms, out=nothing.copy(), where=norms > 0) for x in (together, alone))  # pyright: ignore

@@ -106,6 +106,14 @@ def measure(test: PairFeatures, *, eps: float = 1e-5) -> dict[str, Entry]:
         )
     found["features"] = entry(z.shape[1], "number of features, the same for images and texts")
     found |= _balance(z, of_texts, eps)
+    agreement, chance = (v[np.isfinite(v)] for v in metrics.pair_agreement(z, of_texts, test.pairs))
+    found["pair_agreement"] = entry(
+        float(agreement.mean()) if len(agreement) else float("nan"),
+        "cosine over the test pairs between a feature on the image and on its text, rows at length 1, mean over the "
+        "features that are not zero on either side",
+        chance=float(chance.mean()) if len(chance) else None,
+        features=len(agreement),
+    )
     if test.images.labels is not None:
         labels = test.images.labels
         found["class_consistency"] = entry(

@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
 from nonneg import figures, metrics, report, rundir
-from nonneg.canvas import DPI, GHOST, INK, MUTED, dress, in_percent, one_panel, png_bytes
+from nonneg.canvas import INK, MUTED, dress, in_percent, one_panel, png_bytes
 from nonneg.errors import BadInput
 from nonneg.figures import EPS, Column
 from nonneg.metrics import Words
@@ -28,6 +29,7 @@ HEADLINE = (
     *((f"text_to_image@{k}", f"Text to image, recall@{k}", "share", "chance") for k in KS),
     ("sparsity_images", "Sparsity, images", "share", None),
     ("sparsity_texts", "Sparsity, texts", "share", None),
+    ("pair_agreement", "Image and text agree on a feature", "number", None),
     ("shared_features", "Features that belong to both", "share", None),
     ("class_consistency", "Class consistency, images", "share", "chance"),
     ("live_features", "Live features", "count", None),
@@ -42,6 +44,12 @@ class PairColumn:
     test: PairFeatures
     words: Words  # of the training texts
     balance: np.ndarray  # D, on test images and texts
+    agreement: np.ndarray  # D, on test pairs
+
+    def agreed(self, n: int) -> np.ndarray:
+        """The n features on which test images and their texts agree most."""
+        order = np.argsort(-np.nan_to_num(self.agreement, nan=-2.0), kind="stable")
+        return order[np.isfinite(self.agreement[order])][:n]
 
     def strips(self, v: View, chosen: np.ndarray) -> Panel:
         """The images, words and balance of some features."""
@@ -56,7 +64,8 @@ class PairColumn:
         kind = self.balance[feature]
         balance = None if np.isnan(kind) else float(kind)
         on = strip.about.rpartition(" · ")[2]  # the share of images; what class they are of, the words say
-        about = on if balance is None else f"{on} · balance {balance:.2f}"
+        alike = self.agreement[feature]
+        about = on if np.isnan(alike) else f"{on} · agree {alike:.2f}"
         return replace(strip, name=f"feature {feature}", number="", about=about, words=words, balance=balance)
 
 
@@ -83,7 +92,8 @@ def column(folder: Path, title: str, data_root: Path | None = None) -> PairColum
         log=rundir.read_log(folder),
     )
     balance = metrics.modality_balance(made["test"].images.z, made["test"].texts.z)
-    return PairColumn(images, made["test"], made["train"].words(), balance)
+    agreement, _ = metrics.pair_agreement(made["test"].images.z, made["test"].texts.z, made["test"].pairs)
+    return PairColumn(images, made["test"], made["train"].words(), balance, agreement)
 
 
 def finished(folder: Path, data_root: Path | None = None) -> tuple[PairRun, encoder.PairEncoder]:
@@ -118,7 +128,7 @@ def write(columns: Sequence[PairColumn], path: Path, *, title: str, intro: str, 
 
 
 def said_features(columns: Sequence[PairColumn], views: list[View], seed: int) -> Section:  # noqa: ARG001
-    """The most used features: what they look at, and what they are called."""
+    """The features on which images and texts agree: what they look at, and what they are called."""
     return Section(
         "features",
         "What each feature looks at, and what it is called",
@@ -126,9 +136,10 @@ def said_features(columns: Sequence[PairColumn], views: list[View], seed: int) -
         "is largest. A word's score is the mean of the feature over the distinct training texts that hold the word, "
         f"each text's features at length 1, for words of {LEAST} texts or more; the paler, the smaller. The mark on "
         "the bar is the modality balance: in the middle images and texts switch the feature on alike, at the right end "
-        "only images do, at the left only texts. Shown are the features of largest expected activation on training "
-        "images." + (" Where features are signed, − marks a word that switches it negative." * report.signed(views)),
-        [c.strips(v, v.live[: report.ROWS]) for c, v in zip(columns, views, strict=True)],
+        "only images do, at the left only texts. Shown are the features on which test images and their texts agree "
+        "most (the cosine over pairs): features that belong to one kind alone have no such cosine and are among those "
+        "drawn at random." + " Where features are signed, − marks a word that switches it negative." * _signed(views),
+        [c.strips(v, c.agreed(report.ROWS)) for c, v in zip(columns, views, strict=True)],
     )
 
 
@@ -207,9 +218,13 @@ def balance(columns: Sequence[PairColumn], views: list[View], seed: int) -> Sect
         "E z_image / (E z_image + E z_text) of each live feature, on test images and distinct test texts, rows at "
         "length 1. Features in the middle speak of what image and text share; those at the ends tell the two kinds "
         "apart, which no pair needs."
-        + (" Signed features are taken by their absolute values." if report.signed(views) else ""),
+        + (" Signed features are taken by their absolute values." if _signed(views) else ""),
         panels,
     )
+
+
+def _signed(views: list[View]) -> bool:
+    return any(figures.signed(v.column) for v in views)
 
 
 def live_balance(c: PairColumn) -> np.ndarray:
@@ -224,11 +239,16 @@ def balance_histogram(values: np.ndarray, *, colour: str, width: int) -> bytes:
     axes.hist(values, bins=np.linspace(0, 1, 21).tolist(), weights=np.full(len(values), 1 / len(values)), color=colour)
     axes.axvline(0.5, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
     axes.set_xlim(0, 1)
-    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["only texts", "0.25", "both", "0.75", "only images"])
-    axes.get_xticklabels()[-1].set(ha="right")
+    _ends(axes)
     in_percent(axes)
     axes.set_ylabel("share of live features")
     return png_bytes(figure)
+
+
+def _ends(axes: Axes) -> None:
+    axes.set_xticks([0, 0.5, 1], ["only texts", "both", "only images"])
+    for text, side in zip(axes.get_xticklabels(), ("left", "center", "right"), strict=True):
+        text.set(ha=side)
 
 
 def active_in_texts(columns: Sequence[PairColumn], views: list[View], seed: int) -> Section:  # noqa: ARG001
@@ -250,40 +270,38 @@ def active_in_texts(columns: Sequence[PairColumn], views: list[View], seed: int)
     )
 
 
-def picture(columns: Sequence[PairColumn], *, rows: int = 6, images: int = 8) -> bytes:
-    """The README's picture: features with their images and words, a column a run, and each run's balance below."""
-    wide, thumb, gap = 480, 30, 4  # CSS pixels; the bitmap is twice that
-    high = rows * (thumb + gap)
-    figure = Figure(figsize=(wide * len(columns) / 100, (high + 200) / 100), dpi=DPI, facecolor="white")
+def picture(columns: Sequence[PairColumn], *, rows: int = 6, images: int = 7) -> bytes:
+    """The README's picture: features with their images and words, a column a run, and each run's balance below.
+
+    One pixel of the bitmap a CSS pixel, for pictures in colour are large and results are kept in a repository.
+    """
+    wide, top, thumb = 420, 52, 32
+    high = rows * (thumb + 4)
+    figure = Figure(figsize=(wide * len(columns) / 100, (top + high + 130) / 100), dpi=100, facecolor="white")
     across, down = figure.get_size_inches() * 100
     for i, (c, colour) in enumerate(zip(columns, figures.colours([c.column for c in columns]), strict=True)):
-        left = i * wide + 12
+        left, values = i * wide + 12, live_balance(c)
         write = partial(figures.write_text, figure, left)
-        write(22, c.column.title, size=12, weight="bold", color=colour)
-        asked = " / ".join(f"{c.column.metrics[f'text_to_image@{k}']['value']:.0%}" for k in KS)
+        write(20, c.column.title, size=11, weight="bold", color=colour)
+        asked = " / ".join(f"{100 * c.column.metrics[f'text_to_image@{k}']['value']:.0f}" for k in KS)
         zeros = figures.percent(c.column.metrics["sparsity_images"]["value"], 0)
-        write(38, f"{zeros} zeros; text finds image in 1 / 5 / 10: {asked}", size=7.5, color=MUTED)
-        chosen = figures.top_live(c.column, rows)
-        grid = figures.feature_grid(c.column, chosen, images, size=2 * thumb)
-        below = round(figure.get_size_inches()[1] * DPI) - 2 * 48 - grid.height
-        figure.figimage(np.asarray(grid), 2 * left, below, origin="upper")
-        beside = partial(figures.write_text, figure, left + grid.width / 2 + 8)
+        write(38, f"{zeros} zeros; recall@1/5/10 of texts: {asked} %", size=8, color=MUTED)
+        chosen = c.agreed(rows)
+        grid = figures.feature_grid(c.column, chosen, images, size=thumb)
+        figure.figimage(np.asarray(grid), left, round(down) - top - grid.height, origin="upper")
+        beside = partial(figures.write_text, figure, left + grid.width + 8)
         for row, d in enumerate(chosen):
             words = [word if score > 0 else f"−{word}" for word, score in c.words.top(int(d), 4)]
-            middle = 48 + grid.height / 2 * (row + 0.5) / len(chosen)
-            beside(middle - 1, " ".join(words[:2]), size=8, color=INK, limit=26)
-            beside(middle + 11, " ".join(words[2:]), size=8, color=INK, limit=26)
-        axes = figure.add_axes((left / across, 26 / down, (wide - 30) / across, 78 / down))
+            middle = top + grid.height * (row + 0.5) / len(chosen)
+            beside(middle - 2, " ".join(words[:2]), size=8, color=INK, limit=24)
+            beside(middle + 11, " ".join(words[2:]), size=8, color=INK, limit=24)
+        write(top + high + 20, f"modality balance of {len(values)} live features", size=8, color=MUTED)
+        axes = figure.add_axes((left / across, 24 / down, (wide - 30) / across, 76 / down))
         dress(axes)
-        values = live_balance(c)
         axes.hist(values, bins=np.linspace(0, 1, 41).tolist(), color=colour)
         axes.axvline(0.5, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.set_xlim(0, 1)
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
-        axes.spines["bottom"].set_color(GHOST)
-        axes.set_xticks([0, 0.5, 1], ["only texts", "both", "only images"])
-        for text, side in zip(axes.get_xticklabels(), ("left", "center", "right"), strict=True):
-            text.set(ha=side)
-        write(high + 84, f"modality balance of its {len(values)} live features", size=7.5, color=MUTED)
+        _ends(axes)
     return png_bytes(figure)

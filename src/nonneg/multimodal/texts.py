@@ -9,6 +9,7 @@ N texts, L tokens at most in each, `dim` the width of what `forward` gives.
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -154,6 +155,7 @@ class Sentences(Frozen):
         return {"kind": "sentences", "model": self.name, "dim": self.dim}
 
 
+@cache
 def _sentence_model(name: str) -> Any:
     try:
         from sentence_transformers import SentenceTransformer  # pyright: ignore[reportMissingImports]
