@@ -4,8 +4,8 @@ Claim: the paper's appendix derives a multi-modal NCL (asymmetric non-negative m
 features are sparse and consistent as NCL's are; it measures nothing. Here is whether images and texts then still find
 each other (recall@1, 5, 10 both ways), how sparse both sides are, and whether a feature belongs to both (modality
 balance). clip is the symmetric InfoNCE of CLIP with a learned temperature, spectral the paper's asymmetric loss.
-Cost: digits (--only digits), four runs of about 10 s on one CPU core; emoji, four runs of 25 epochs of 6,138 pictures
-of 32 x 32, about 3 minutes each on one idle CPU core.
+Cost: digits (--only digits), 12 runs of about 10 s on one CPU core; emoji, four runs a seed of 25 epochs of 6,138
+pictures of 32 x 32, 3 minutes each on one CPU core, 8 where others use it too.
 Run: nonneg reproduce multimodal
 
 Emoji are split by base emoji: both vendors' pictures and all skin tones of a test emoji are unseen, and so is its name
