@@ -210,3 +210,98 @@ def test_spectral_refuses_what_it_cannot_compute() -> None:
         losses.spectral(z1, z2)
     with pytest.raises(BadInput, match="must not be negative"):
         losses.spectral(*views(3, 3), l1=-1.0)
+
+
+# Between images and texts
+
+
+def clip_by_loops(z1: torch.Tensor, z2: torch.Tensor, temperature: float) -> float:
+    a, b = z1.detach().double(), z2.detach().double()
+
+    def cosine(i: int, j: int) -> float:
+        return float(a[i] @ b[j] / a[i].norm() / b[j].norm())
+
+    n, total = len(a), 0.0
+    for i in range(n):
+        row = sum(math.exp(cosine(i, j) / temperature) for j in range(n))
+        column = sum(math.exp(cosine(j, i) / temperature) for j in range(n))
+        total -= 2 * cosine(i, i) / temperature - math.log(row) - math.log(column)
+    return total / (2 * n)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    n=st.integers(1, 7),
+    d=st.integers(2, 9),
+    seed=st.integers(0, 99),
+    temperature=st.sampled_from([0.05, 0.2, 1.0]),
+    relu=st.booleans(),
+)
+def test_clip_matches_a_double_loop(n: int, d: int, seed: int, temperature: float, relu: bool) -> None:
+    z1, z2 = (z.relu() + 0.1 if relu else z for z in views(n, d, seed))
+    got = losses.clip(z1, z2, temperature=temperature).item()
+    assert got == pytest.approx(clip_by_loops(z1, z2, temperature), rel=1e-9, abs=1e-9)
+    learned = torch.tensor(temperature, dtype=torch.float64)
+    assert losses.clip(z1, z2, temperature=learned).item() == pytest.approx(got, rel=1e-9)
+
+
+def test_clip_is_the_same_with_images_and_texts_swapped_but_not_paired_otherwise() -> None:
+    z1, z2 = views(6, 5)
+    torch.testing.assert_close(losses.clip(z1, z2), losses.clip(z2, z1))
+    assert not torch.isclose(losses.clip(z1, z2), losses.clip(z1, z2.roll(1, 0)))
+
+
+def test_the_temperature_of_clip_has_the_gradient_of_a_difference() -> None:
+    z1, z2 = views(5, 4)
+    t = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    losses.clip(z1, z2, temperature=t).backward()
+    higher, lower = (losses.clip(z1, z2, temperature=0.3 + step).item() for step in (1e-6, -1e-6))
+    assert t.grad is not None and t.grad.item() == pytest.approx((higher - lower) / 2e-6, rel=1e-5)
+
+
+def test_clip_is_stable_in_bfloat16_and_where_a_row_is_zero() -> None:
+    z1, z2 = (z.bfloat16() for z in views(64, 32))
+    with torch.autocast("cpu", torch.bfloat16):
+        half = losses.clip(z1, z2, temperature=0.01)
+    torch.testing.assert_close(
+        half.double(), losses.clip(z1.double(), z2.double(), temperature=0.01), rtol=1e-5, atol=1e-5
+    )
+    z1, z2 = views(6, 4)
+    z1 = z1.clone()
+    z1[2] = 0
+    z1.requires_grad_()
+    losses.clip(z1, z2).backward()
+    assert z1.grad is not None and z1.grad.isfinite().all() and z1.grad.abs().max() < 1e4
+
+
+def test_clip_refuses_a_temperature_that_is_not_positive() -> None:
+    with pytest.raises(BadInput, match="clip: temperature is 0"):
+        losses.clip(*views(3, 3), temperature=0.0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(2, 7), d=st.integers(2, 9), seed=st.integers(0, 99), relu=st.booleans())
+def test_spectral_is_the_papers_asymmetric_loss_of_images_and_texts(n: int, d: int, seed: int, relu: bool) -> None:
+    """-2 E_{v,l} f_V(v).f_L(l) + E_{v-,l-} (f_V(v-).f_L(l-))^2, the negatives being other pairs' images and texts."""
+    images, texts = (z.relu() if relu else z for z in views(n, d, seed))
+    pull = sum(float(images[i] @ texts[i]) for i in range(n)) / n
+    push = [float(images[i] @ texts[j]) ** 2 for i in range(n) for j in range(n) if i != j]
+    assert losses.spectral(images, texts).item() == pytest.approx(-2 * pull + sum(push) / len(push), rel=1e-9, abs=1e-9)
+
+
+def test_the_asymmetric_spectral_loss_is_matrix_factorisation() -> None:
+    """On a world of 4 images and 3 texts: |A - F_V F_L^T|^2 - const = L, with expectations taken exactly."""
+    g = torch.Generator().manual_seed(0)
+    joint = torch.rand(4, 3, generator=g, dtype=torch.float64)
+    joint /= joint.sum()
+    p, q = joint.sum(1), joint.sum(0)
+    f, h = (torch.rand(n, 5, generator=g, dtype=torch.float64) for n in (4, 3))
+    gram = f @ h.T
+    loss = -2 * (joint * gram).sum() + (p[:, None] * q * gram.square()).sum()
+    target = joint / (p[:, None] * q).sqrt()
+    left, right = p.sqrt()[:, None] * f, q.sqrt()[:, None] * h
+    assert loss.item() == pytest.approx(((target - left @ right.T) ** 2).sum().item() - target.square().sum().item())
+    # a batch drawn from that world: the loss of the code estimates it
+    drawn = torch.multinomial(joint.flatten(), 40_000, replacement=True, generator=g)
+    estimate = torch.stack([losses.spectral(f[part // 3], h[part % 3]) for part in drawn.split(400)]).mean()
+    assert estimate.item() == pytest.approx(loss.item(), abs=0.02)

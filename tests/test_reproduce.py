@@ -78,6 +78,7 @@ def test_every_experiment_is_found_by_its_file_and_declares_sound_runs() -> None
         "cifar100",
         "imagenet100",
         "maps",
+        "multimodal",
         "spectral",
         "sprites",
         "supcon",

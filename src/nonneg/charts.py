@@ -132,7 +132,7 @@ def kept_features(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]
 def stability(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
     """How stable each feature is across seeds: a histogram a method, its mean, and what a random rotation gives."""
     across = min(3, len(panels))
-    figure, grid = _panels(across, -(-len(panels) // across), width=360, height=250)
+    figure, grid = _panels(across, -(-len(panels) // across), width=300, height=210, dpi=110)
     flat = [axes for row in grid for axes in row]
     for axes in flat[len(panels) :]:
         axes.set_axis_off()

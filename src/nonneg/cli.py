@@ -19,9 +19,11 @@ from rich.table import Column, Table
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
 import nonneg
-from nonneg import explain, files, reproduce, rundir, supervised, workflow
+from nonneg import explain, files, multimodal, reproduce, rundir, supervised, workflow
 from nonneg.errors import BadInput, unknown
 from nonneg.loop import Interrupted
+from nonneg.multimodal import PAIR_RECIPES, PairRun
+from nonneg.multimodal import verbs as pair_verbs
 from nonneg.run import CLASSIFIERS, RECIPES, ClassifierRun, Run, SomeRun, Training
 from nonneg.train import train
 
@@ -33,6 +35,7 @@ usage: nonneg VERB ...
   train      train on digits, cifar10, cifar100, sprites, folder, arrays  nonneg train folder --data-root photos/
   train-classifier  with labels, by (non-negative) cross entropy        nonneg train-classifier digits
   explain    which features voted for a classifier's prediction         nonneg explain runs/digits-classifier-relu-s0
+  train-pairs  images and their texts in one space of features          nonneg train-pairs folder --captions c.csv ...
   evaluate   measure a trained run; --all for every measure             nonneg evaluate runs/demo/ncl --all
   features   write the features of every image                          nonneg features runs/folder-rep_relu-s0
   select     shorter vectors, and what was lost                         nonneg select runs/demo/ncl --bytes 16
@@ -46,7 +49,15 @@ stderr. --debug shows a traceback where an error is otherwise one sentence."""
 
 screen = Console()
 WIDEST = 24  # characters of a column
-PLAIN = ("sepin", "monosemanticity", "identifiability", "mig", "sap", "dci")  # measures that are not shares
+PLAIN = (
+    "sepin",
+    "monosemanticity",
+    "identifiability",
+    "mig",
+    "sap",
+    "dci",
+    "modality_balance",
+)  # measures that are not shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +65,7 @@ class _Into:
     """Where a training is kept, and whether it is begun or continued."""
 
     out: Path | None = None
-    """The run folder; left out, runs/DATA-MAP-sSEED (of a classifier, runs/DATA-classifier-MAP-sSEED)."""
+    """The run folder; left out, runs/DATA-MAP-sSEED (of others, runs/DATA-classifier-... and runs/DATA-pairs-...)."""
     resume: bool = False
     """Continue the run in that folder, exactly where its last checkpoint was."""
     previous: bool = False
@@ -101,6 +112,23 @@ class _TrainClassifier(_Into):
     run: OmitArgPrefixes[ClassifierRun]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _TrainPairs(_Into):
+    """Train an encoder of images and one of their texts, into the same features, and save both in a run folder.
+
+    Pairs are made by id: a captions file has a column that names the image (id, file_name, ...) and one that says what
+    is on it (caption, text); an image may have several captions. What cannot be paired is counted and listed.
+
+    Examples:
+      nonneg train-pairs digits
+      nonneg train-pairs folder --data-root photos/ --captions captions.csv --image-size 64
+      nonneg train-pairs emoji --loss spectral --map identity
+      nonneg train-pairs folder --data-root photos/ --captions captions.jsonl --text sentences:all-MiniLM-L6-v2
+    """
+
+    run: OmitArgPrefixes[PairRun]
+
+
 def _train(args: list[str]) -> None:
     name, rest = _data_first(args, "train", RECIPES)
 
@@ -143,6 +171,27 @@ def _train_classifier(args: list[str]) -> None:
     right = f"{last['test_accuracy']:.1%} of the {where} images right"
     said = f"trained: {folder} ({last['seconds']:.0f} s), {right}. See why with: nonneg explain {folder}"
     screen.print(said, soft_wrap=True)
+
+
+def _train_pairs(args: list[str]) -> None:
+    name, rest = _data_first(args, "train-pairs", PAIR_RECIPES)
+
+    def parse(run: PairRun) -> _TrainPairs:
+        return _parse(_TrainPairs, rest, f"nonneg train-pairs {name}", default=_TrainPairs(run=run))
+
+    chosen = parse(PAIR_RECIPES[name])
+    folder = chosen.folder(chosen.run, "pairs-")
+    if chosen.resume and (folder / "run.json").exists():
+        chosen = parse(_begun(folder, name, PairRun))
+    multimodal.train_pairs(
+        chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite
+    )
+    last = rundir.read_log(folder)[-1]
+    if chosen.json:
+        _print_json({"run": str(folder), **last})
+    else:
+        said = f"trained: {folder} ({last['seconds']:.0f} s). Look at it with: nonneg report {folder}"
+        screen.print(said, soft_wrap=True)
 
 
 def _data_first(args: list[str], verb: str, recipes: Iterable[str]) -> tuple[str, list[str]]:
@@ -277,6 +326,11 @@ def evaluate(
         data_root: Where the data are now, if they were moved since training.
         json: Print the values as JSON.
     """
+    if _of_pairs(run):
+        if all or only or heavy or subset or judge or against or ood:
+            raise BadInput(f"{run} is of images and texts, of which all is measured at once: leave the flags out")
+        _print_measured(run, pair_verbs.evaluate(run, data_root), json)
+        return
     groups = tuple(name.strip() for name in only.split(",") if name.strip())
     if only and not groups:
         raise BadInput(f"--only {only} names no group of measures, as in --only sepin,retrieval")
@@ -289,10 +343,7 @@ def evaluate(
         plots = [str(path) for path in found.plots]
         _print_json({**always, **workflow.values(found.measured), "skipped": found.skipped, "plots": plots})
         return
-    table = Table(Column("measure", overflow="fold"), "value", "definition", title=str(run))
-    for name, entry in found.measured.items():
-        table.add_row(name, _show(name, entry["value"]), entry["definition"])
-    screen.print(table)
+    _print_measured(run, found.measured, json)
     for group, why in found.skipped.items():
         screen.print(f"not measured: {group} ({why})", soft_wrap=True, highlight=False, markup=False)
     if found.plots:
@@ -321,6 +372,12 @@ def features(
         out: The folder to write to; left out, RUN/features.
         json: Print the file names as JSON.
     """
+    if _of_pairs(run):
+        if data or image_size:
+            raise BadInput(f"{run} is of images and texts: leave --data and --image-size out, for its own pairs")
+        for split, paths in pair_verbs.write_features(run, data_root=data_root, out=out).items():
+            screen.print(f"{split}: {', '.join(map(str, paths))}", soft_wrap=True)
+        return
     written = workflow.write_features(run, data=data, data_root=data_root, image_size=image_size, out=out)
     if json:
         _print_json(written)
@@ -388,15 +445,17 @@ def compare(
     """
     if len(runs) < 2:
         raise BadInput("compare needs two run folders or more, as in: nonneg compare runs/demo/cl runs/demo/ncl")
-    measured = {run: workflow.measures(run, data_root) for run in runs}
+    verbs = pair_verbs if _of_pairs(*runs) else workflow
+    measured = {run: verbs.measures(run, data_root) for run in runs}
     if out is not None:
-        workflow.write_report(list(runs), out, overwrite=overwrite, data_root=data_root)
+        verbs.write_report(list(runs), out, overwrite=overwrite, data_root=data_root)
     if json:
         _print_json({str(run): workflow.values(entries) for run, entries in measured.items()})
         return
     short = len({run.name for run in measured}) == len(measured)
     columns = {run.name if short else str(run): workflow.values(entries) for run, entries in measured.items()}
-    _print_table(columns, (name for entries in measured.values() for name, e in entries.items() if "group" in e))
+    more = (name for entries in measured.values() for name, e in entries.items() if "group" in e)
+    _print_table(columns, more, headline=verbs.HEADLINE)
 
 
 def make_report(
@@ -422,7 +481,8 @@ def make_report(
     if not runs:
         raise BadInput("name a run folder, as in: nonneg report runs/demo/ncl")
     path = out or runs[0] / "report.html"
-    workflow.write_report(list(runs), path, overwrite=overwrite, data_root=data_root)
+    verbs = pair_verbs if _of_pairs(*runs) else workflow
+    verbs.write_report(list(runs), path, overwrite=overwrite, data_root=data_root)
     if json:
         _print_json({"report": str(path)})
         return
@@ -496,8 +556,8 @@ def make_reproduction(
       nonneg reproduce imagenet100 --data-root imagenet/ --classes classes.txt
 
     Args:
-        experiment: cifar10, cifar100, maps, supcon, supervised, sprites, wide or imagenet100; or, asked of their runs:
-            bytes, selection, disentanglement, robustness or identifiability.
+        experiment: cifar10, cifar100, maps, spectral, supcon, supervised, multimodal, sprites, wide or imagenet100; or,
+            asked of their runs: bytes, selection, disentanglement, robustness, identifiability or practice.
         data_root: Where the data are; left out, CIFAR is downloaded.
         only: Only these runs, by name or beginning (cl, ncl-s1).
         seeds: Only this many seeds.
@@ -567,7 +627,7 @@ def _sentence(box: str) -> str:
     return re.sub(r"^Error parsing run: ", "", first) + (f"; did you mean {meant}?" if meant else "")
 
 
-TRAINING = {"train": _train, "train-classifier": _train_classifier}
+TRAINING = {"train": _train, "train-classifier": _train_classifier, "train-pairs": _train_pairs}
 VERBS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "explain": explain_predictions,
@@ -621,9 +681,29 @@ def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def _print_table(columns: dict[str, dict[str, Any]], more: Iterable[str] = ()) -> None:
+def _of_pairs(*runs: Path) -> bool:
+    """Whether these runs are of images and texts; both kinds at once have nothing to compare."""
+    kinds = {rundir.trained(run) == PairRun.trains for run in runs}
+    if len(kinds) > 1:
+        raise BadInput("some of these runs are of images alone and some of images with texts: name runs of one kind")
+    return kinds == {True}
+
+
+def _print_measured(run: Path, measured: dict[str, dict[str, Any]], json: bool) -> None:
+    if json:
+        _print_json(workflow.values(measured))
+        return
+    table = Table(Column("measure", overflow="fold"), "value", "definition", title=str(run))
+    for name, entry in measured.items():
+        table.add_row(name, _show(name, entry["value"]), entry["definition"])
+    screen.print(table)
+
+
+def _print_table(
+    columns: dict[str, dict[str, Any]], more: Iterable[str] = (), headline: Iterable[str] = workflow.HEADLINE
+) -> None:
     """The headline and `more`, a column a run; where a screen is too narrow for all runs, one table after the other."""
-    names = list(dict.fromkeys([*workflow.HEADLINE, *more]))
+    names = list(dict.fromkeys([*headline, *more]))
     room = screen.width - max(map(len, names), default=0) - 4
     widest = max(min(WIDEST, max(map(len, columns))), 8) + 3
     runs, at_once = list(columns.items()), max(1, room // widest)
@@ -642,8 +722,7 @@ def _show(name: str, value: Any) -> str:
         return str(value)
     if name.startswith(PLAIN) and not name.endswith("_share"):
         return f"{value:.4f}"
-    return (
-        f"{value:.1f}"
-        if name in ("effective_rank", "active_per_sample", "active_per_sample_median", "latent_classes")
-        else f"{value:.1%}"
+    plain = name in ("effective_rank", "active_per_sample", "latent_classes") or name.endswith(
+        ("_median", "_median_rank")
     )
+    return f"{value:.1f}" if plain else f"{value:.1%}"

@@ -34,7 +34,7 @@ class Encoder(nn.Module):
         super().__init__()
         own = isinstance(backbone, nn.Module)
         self.backbone = backbone if isinstance(backbone, nn.Module) else backbone(channels)
-        self.projector = _mlp([backbones.output_width(self.backbone, channels), *projector])
+        self.projector = mlp([backbones.output_width(self.backbone, channels), *projector])
         self.map = map
         self.dim = projector[-1] if projector else backbones.output_width(self.backbone, channels)
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1))
@@ -56,7 +56,7 @@ class Encoder(nn.Module):
         return self.map(self.projector(self.features(x)))
 
 
-def _mlp(widths: list[int]) -> nn.Sequential:
+def mlp(widths: list[int]) -> nn.Sequential:
     """Linear-ReLU-...-Linear without batch norm; nothing at all for a single width."""
     layers: list[nn.Module] = []
     for i, (a, b) in enumerate(itertools.pairwise(widths)):

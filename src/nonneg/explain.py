@@ -169,7 +169,7 @@ def draw(found: Sequence[Explained], images: Tensor, column: Column) -> bytes:
     height = sum(heights) + 26
     figure = Figure(figsize=(WIDTH / 100, height / 100), dpi=DPI, facecolor="white")
     top = 26
-    write = figures.write_at
+    write = figures.write_text
     write(figure, 14, 16, "Votes of features for the class that is predicted (dark), and of the same features for the "
           "runner-up (pale)", size=8, limit=140)  # fmt: skip
     for e, image, tall in zip(found, images, heights, strict=True):
@@ -184,11 +184,11 @@ def _block(figure: Figure, e: Explained, image: Tensor, column: Column, *, top: 
     figure.figimage(np.asarray(picture), 2 * 14, round(2 * (height - top - 42)) - picture.height, origin="upper")
     wrong = e.truth is not None and e.truth != e.said
     said = f"{figures.printable(e.said, 12)}  {figures.percent(e.probability)}"
-    figures.write_at(figure, 14, top + 16, said, size=11, weight="bold", color=NEGATIVE if wrong else INK)
+    figures.write_text(figure, 14, top + 16, said, size=11, weight="bold", color=NEGATIVE if wrong else INK)
     truth = "" if e.truth is None else f"it is {figures.printable(e.truth, 12)}; " if wrong else "right; "
-    figures.write_at(figure, 14, top + 32, f"{truth}image {e.name}", size=8, limit=34)
-    figures.write_at(figure, LEFT, top + 16, f"logit {e.logit:.2f} = the sum of these votes", size=9, color=INK)
-    figures.write_at(figure, LEFT, top + 32, f"runner-up: {e.runner_up}, {e.runner_up_logit:.2f}", size=8, limit=60)
+    figures.write_text(figure, 14, top + 32, f"{truth}image {e.name}", size=8, limit=34)
+    figures.write_text(figure, LEFT, top + 16, f"logit {e.logit:.2f} = the sum of these votes", size=9, color=INK)
+    figures.write_text(figure, LEFT, top + 32, f"runner-up: {e.runner_up}, {e.runner_up_logit:.2f}", size=8, limit=60)
     grid = figures.feature_grid(column, e.features, SHOWN, size=2 * THUMB)
     gap = max(4, 2 * THUMB // 12)
     step = grid.height // len(e.features)
@@ -213,4 +213,4 @@ def _block(figure: Figure, e: Explained, image: Tensor, column: Column, *, top: 
         axes.barh(i + 0.22, other, height=0.2, color=colour, alpha=0.35)
         axes.annotate(f"{vote:.2f}", (vote, i - 0.14), (4 if vote >= 0 else -4, 0), textcoords="offset points",
                       va="center", ha="left" if vote >= 0 else "right", fontsize=8, color=INK)  # fmt: skip
-        figures.write_at(figure, BARS - 80, top + 44 + row * (i + 0.5) + 3, name, size=8, limit=14)
+        figures.write_text(figure, BARS - 80, top + 44 + row * (i + 0.5) + 3, name, size=8, limit=14)

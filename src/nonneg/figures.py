@@ -331,16 +331,16 @@ def training(
     return png_bytes(figure)
 
 
-def hero(columns: Sequence[Column], *, rows: int = 8, seed: int = 0) -> bytes:
+def hero(columns: Sequence[Column], *, rows: int = 8, seed: int = 0, thumb: int = 36) -> bytes:
     """The README's picture: each run's most used features, what they look at, and a strip of its activations."""
-    panel, thumb = 500, 36  # CSS pixels; the bitmap is twice that
+    panel = 140 + 10 * thumb  # CSS pixels; the bitmap is twice that
     features = [top_live(c, rows) for c in columns]
     grids = [feature_grid(c, f, size=2 * thumb) for c, f in zip(columns, features, strict=True)]
     high = max(g.height for g in grids) / 2
     figure = Figure(figsize=(panel * len(columns) / 100, round(high + 262) / 100), dpi=DPI, facecolor="white")
     for i, (column, colour) in enumerate(zip(columns, colours(columns), strict=True)):
         left = i * panel + 14
-        write = partial(write_at, figure, left)
+        write = partial(write_text, figure, left)
         write(26, column.title, size=15, weight="bold", color=colour)
         under = " (blue line: negative)" if signed(column) else ""
         write(46, f"{column.subtitle}: top images of its {len(features[i])} most used features{under}", size=8)
@@ -378,7 +378,7 @@ def counterparts(columns: Sequence[Column], rows: int) -> tuple[list[np.ndarray]
     return [shown, *partners[:, shown]], [alike.mean(axis=0)[shown], *alike[:, shown]]
 
 
-def same_features(columns: Sequence[Column], *, rows: int = 8) -> bytes | None:
+def same_features(columns: Sequence[Column], *, rows: int = 6) -> bytes | None:
     """Features that runs have in common, matched ones in the same row, from the most alike to the least."""
     found = counterparts(columns, rows)
     if found is None:
@@ -388,9 +388,9 @@ def same_features(columns: Sequence[Column], *, rows: int = 8) -> bytes | None:
     figure = Figure(figsize=(panel * len(columns) / 100, (grids[0].height / 2 + 76) / 100), dpi=DPI, facecolor="white")
     for i, (column, colour) in enumerate(zip(columns, colours(columns), strict=True)):
         left = i * panel + 14
-        write_at(figure, left, 26, column.title, size=15, weight="bold", color=colour)
+        write_text(figure, left, 26, column.title, size=15, weight="bold", color=colour)
         about = "features, from the most alike to the least" if i == 0 else "their matches"
-        write_at(figure, left, 46, f"{column.subtitle}: {about}", size=8)
+        write_text(figure, left, 46, f"{column.subtitle}: {about}", size=8)
         notes = [f"alike {value:.2f}" for value in found[1][i]]
         _hero_grid(figure, column, found[0][i], grids[i], left=left, top=60, notes=notes)
     return png_bytes(figure)
@@ -430,7 +430,7 @@ def _sheet(titles: Sequence[str], tints: Sequence[str], rows: Sequence[Sequence[
     high = [max(panel.height for panel in row) for row in opened]
     figure = Figure(figsize=(width * len(titles) / 100, (head + sum(high) / scale) / 100), dpi=DPI, facecolor="white")
     for i, (title, tint) in enumerate(zip(titles, tints, strict=True)):
-        write_at(figure, i * width + 14, 22, title, size=11, weight="bold", color=tint)
+        write_text(figure, i * width + 14, 22, title, size=11, weight="bold", color=tint)
     below = scale * head
     for row, tall in zip(opened, high, strict=True):
         for i, panel in enumerate(row):
@@ -453,7 +453,7 @@ def _hero_grid(
     """A feature grid pixel by pixel; beside each row its majority class, and how large that is or the row's note."""
     from_below = round(figure.get_size_inches()[1] * DPI) - 2 * top - grid.height
     figure.figimage(np.asarray(grid), 2 * left, from_below, origin="upper")
-    write = partial(write_at, figure, left + grid.width / 2 + 9)
+    write = partial(write_text, figure, left + grid.width / 2 + 9)
     for row, images in enumerate(top_images(column, features)):
         middle, found = top + grid.height / 2 * (row + 0.5) / len(features), majority(column, images)
         name, under = found or (f"feature {features[row]}", 0)
@@ -462,7 +462,7 @@ def _hero_grid(
             write(middle + 11, notes[row] if notes else f"{under} of {len(images)}", size=7)
 
 
-def write_at(
+def write_text(
     figure: Figure,
     x: float,
     y: float,

@@ -1,7 +1,8 @@
 """Losses are pure functions of two views' features, `(z1, z2, *, knobs) -> scalar`; those of (z1, z2, labels) are
 given the labels too.
 
-Shapes: z1, z2 are N x D; row i of both comes from the same image (or, by choice, from two of one class); labels are N.
+Shapes: z1, z2 are N x D; row i of both comes from the same image (or, by choice, from two of one class; or z1 from an
+image and z2 from its text); labels are N.
 """
 
 import torch
@@ -56,12 +57,29 @@ def supcon(z1: Tensor, z2: Tensor, labels: Tensor, *, temperature: float = 0.2) 
         return -(log_share.masked_fill(~positive, 0).sum(dim=1) / positive.sum(dim=1)).mean()
 
 
+def clip(z1: Tensor, z2: Tensor, *, temperature: float | Tensor = 0.07) -> Tensor:
+    """-1/2 mean_i [ log softmax_j(s_ij / T)_i + log softmax_j(s_ji / T)_i ], s_ij the cosine of z1_i and z2_j.
+
+    Radford et al.'s symmetric InfoNCE between two kinds of data, images and texts: a row is told from the rows of the
+    other kind, never from its own. T may be a tensor that is learned.
+    """
+    if not isinstance(temperature, Tensor) and not temperature > 0:
+        raise BadInput(f"clip: temperature is {temperature}; it must be positive")
+    with torch.autocast(z1.device.type, enabled=False):
+        kind = torch.promote_types(z1.dtype, torch.float32)
+        logits = unit_rows(z1.to(kind)) @ unit_rows(z2.to(kind)).T / temperature
+        twin = torch.arange(len(z1), device=z1.device)
+        return (F.cross_entropy(logits, twin) + F.cross_entropy(logits.T, twin)) / 2
+
+
 def spectral(z1: Tensor, z2: Tensor, *, l1: float = 0.0, normalise: bool = False) -> Tensor:
     """-2 mean_i z1_i.z2_i + mean_{i != j} (z1_i.z2_j)^2 + l1 mean_i |z_i|_1: HaoChen et al.'s loss, and a penalty.
 
     Pairs of one image are left out of the second term, so that it is an unbiased estimate of E_x E_x' (f(x).f(x'))^2.
     The length of features has a meaning here (it estimates probabilities), so rows are normalised only if asked; for
     the same reason it needs a smaller learning rate than info_nce (digits with LARS: 0.1 where info_nce takes 2).
+    With z1 of images and z2 of their texts it is the paper's asymmetric loss, by which the two sides factorise
+    P(image, text).
     """
     if not l1 >= 0:
         raise BadInput(f"spectral: l1 is {l1}; it must not be negative")

@@ -4,7 +4,7 @@ N images, D features. Every section is one function of the runs; a new one is ad
 """
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
@@ -85,6 +85,8 @@ class Strip:
     number: str  # of the feature, where it is not the name
     about: str
     ids: str
+    words: tuple[tuple[str, float], ...] = ()  # that switch it on, where there are texts, and how much of the largest
+    balance: float | None = None  # 1 where only images switch it on, 0 where only texts do
 
 
 @dataclass(frozen=True)
@@ -109,30 +111,42 @@ class Section:
     scale: str | None = None  # what the colours from -1 to 1 mean, where there are any
 
 
-def write(columns: list[Column], path: Path, *, title: str, intro: str, seed: int = 0) -> None:
-    """Write the report; `seed` draws the random features and the images of the activation matrix."""
+def write(
+    columns: list[Column],
+    path: Path,
+    *,
+    title: str,
+    intro: str,
+    seed: int = 0,
+    sections: "Sequence[Build] | None" = None,
+    headline: Sequence[tuple[str, str, str, str | None]] = HEADLINE,
+) -> None:
+    """Write the report; `seed` draws the random features and the images of the activation matrix.
+
+    `sections` and `headline` are those of a run of images, unless said otherwise.
+    """
     _check(columns)
     width = {1: 760, 2: 566}.get(len(columns), 370)
     views = [View(c, colour, width) for c, colour in zip(columns, figures.colours(columns), strict=True)]
-    sections = []
-    with progress.bar("report", len(SECTIONS)) as advance:
-        for build in SECTIONS:
-            sections.append(build(views, seed))
+    built, builds = [], SECTIONS if sections is None else sections
+    with progress.bar("report", len(builds)) as advance:
+        for build in builds:
+            built.append(build(views, seed))
             advance()
     template = resources.files("nonneg").joinpath("report.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    headline = _headline(views)
+    rows = _headline(views, headline)
     html = environment.from_string(template).render(
         title=title,
         intro=intro,
         views=views,
-        headline=headline,
-        chance=any(row["chance"] for row in headline),
-        sections=[section for section in sections if section],
+        headline=rows,
+        chance=any(row["chance"] for row in rows),
+        sections=[section for section in built if section],
         skipped=[(v, v.column.skipped) for v in views if v.column.skipped],
-        definitions=_definitions(views),
+        definitions=_definitions(views, headline),
         stops=figures.STOPS,
     )
     # a file name may hold bytes that are not UTF-8: they are printed as escapes
@@ -150,7 +164,7 @@ def top_features(views: list[View], seed: int) -> Section:  # noqa: ARG001 (ever
         "largest expected activation. A row of one kind of image means that the feature has one meaning; a mixed row "
         f"means that it has none the eye can find. Beside it: {beside}, and the share of all test images on which it "
         "is on." + _signed_note(views),
-        [_strips(v, v.live[:ROWS]) for v in views],
+        [strips(v, v.live[:ROWS]) for v in views],
     )
 
 
@@ -161,7 +175,7 @@ def random_features(views: list[View], seed: int) -> Section:
         "Features drawn at random",
         f"The same for live features drawn at random (seed {seed}), so that nothing here is picked by hand."
         + _signed_note(views),
-        [_strips(v, _draw(v.live, ROWS, seed)) for v in views],
+        [strips(v, draw(v.live, ROWS, seed)) for v in views],
     )
 
 
@@ -186,7 +200,7 @@ def matched(views: list[View], seed: int) -> Section | None:
         "The same features in another run?",
         "Features matched one to one by the Hungarian algorithm on |cosine| over the test images, from the most alike "
         f"to the least, evenly spaced. Rows across belong together. {text}.",
-        [_scored(_strips(v, features), alike) for v, features, alike in zip(views, *found, strict=True)],
+        [_scored(strips(v, features), alike) for v, features, alike in zip(views, *found, strict=True)],
     )
 
 
@@ -211,7 +225,7 @@ def activations(views: list[View], seed: int) -> Section:
         note = (
             f"{_count(len(rows), 'image')} × {_count(len(shown), 'feature')}; {zeros} of these images' values are zero."
         )
-        panels.append(Panel(note, _uri(picture), "Heat map of activations, images by features"))
+        panels.append(Panel(note, uri(picture), "Heat map of activations, images by features"))
     return Section(
         "activations",
         "Activation matrix",
@@ -233,7 +247,7 @@ def active(views: list[View], seed: int) -> Section:  # noqa: ARG001
         picture = figures.histogram(counts, top=top, colour=v.colour, width=v.width)
         zeros = figures.percent(metrics.sparsity(v.column.test.z, eps=EPS))
         note = f"On average {counts.mean():.1f} of {d} features fire; sparsity {zeros}."
-        panels.append(Panel(note, _uri(picture), "Histogram of active features per image"))
+        panels.append(Panel(note, uri(picture), "Histogram of active features per image"))
     return Section(
         "active",
         "Sparsity: active features per image",
@@ -267,7 +281,7 @@ def consistency(views: list[View], seed: int) -> Section | None:  # noqa: ARG001
             level=metrics.chance(labels),
         )
         note = f"Mean {figures.percent(float(v.consistency.mean()))} over {_count(len(v.consistency), 'live feature')}."
-        panels.append(Panel(note, _uri(picture), "Sorted class consistency of the features, chance level dashed"))
+        panels.append(Panel(note, uri(picture), "Sorted class consistency of the features, chance level dashed"))
     return Section(
         "consistency",
         "Class consistency of each feature",
@@ -282,7 +296,7 @@ def correlation(views: list[View], seed: int) -> Section:
     """Cosines between some live features."""
     panels = []
     for v in views:
-        chosen = _draw(v.live, CORRELATED, seed)
+        chosen = draw(v.live, CORRELATED, seed)
         if not len(chosen):
             panels.append(Panel("No live feature."))
             continue
@@ -290,7 +304,7 @@ def correlation(views: list[View], seed: int) -> Section:
         off = np.abs(cosine[~np.eye(len(cosine), dtype=bool)])
         note = f"Mean |cosine| between different features shown: {off.mean():.3f}." if len(off) else "One live feature."
         picture = figures.correlation_matrix(cosine, chosen, width=v.width)
-        panels.append(Panel(note, _uri(picture), "Heat map of cosines between features"))
+        panels.append(Panel(note, uri(picture), "Heat map of cosines between features"))
     return Section(
         "correlation",
         "Correlation between features",
@@ -318,7 +332,7 @@ def expected_activation(views: list[View], seed: int) -> Section:  # noqa: ARG00
         )
         live = int(metrics.live(v.column.train.z, eps=EPS).sum())
         note = f"On the training images {live} of {_count(len(mine), 'feature')} are live, {len(mine) - live} dead."
-        panels.append(Panel(note, _uri(picture), "Sorted expected activation of the features"))
+        panels.append(Panel(note, uri(picture), "Sorted expected activation of the features"))
     return Section(
         "usage",
         "Expected activation",
@@ -338,7 +352,7 @@ def probes(views: list[View], seed: int) -> Section | None:  # noqa: ARG001
     for v in views:
         values = {name: v.value(key) for key, name in PROBES.items()}
         picture = figures.bars(values, colour=v.colour, width=v.width, level=v.value("chance"))
-        panels.append(Panel("", _uri(picture), "Bars of probe and k-NN accuracy, chance level dashed"))
+        panels.append(Panel("", uri(picture), "Bars of probe and k-NN accuracy, chance level dashed"))
     return Section(
         "probes",
         "Linear probe and k-NN accuracy",
@@ -362,7 +376,7 @@ def training(views: list[View], seed: int) -> Section | None:  # noqa: ARG001
             shares=shares,
         )
         if picture:
-            panels.append(Panel("", _uri(picture), f"{label} over the epochs"))
+            panels.append(Panel("", uri(picture), f"{label} over the epochs"))
     if not panels:
         return None
     return Section(
@@ -375,7 +389,8 @@ def training(views: list[View], seed: int) -> Section | None:  # noqa: ARG001
     )
 
 
-SECTIONS: tuple[Callable[[list[View], int], Section | None], ...] = (
+Build = Callable[[list[View], int], Section | None]
+SECTIONS: tuple[Build, ...] = (
     top_features,
     random_features,
     matched,
@@ -389,7 +404,8 @@ SECTIONS: tuple[Callable[[list[View], int], Section | None], ...] = (
 )
 
 
-def _strips(v: View, features: np.ndarray) -> Panel:
+def strips(v: View, features: np.ndarray) -> Panel:
+    """A strip of images for each feature."""
     if not len(features):
         return Panel("No feature fires on any test image.")
     column, n = v.column, figures.shape(v.column.test)[0]
@@ -404,14 +420,14 @@ def _strips(v: View, features: np.ndarray) -> Panel:
         picture = figures.png(figures.feature_grid(column, [int(feature)], IMAGES), palette=photographs)
         said = f"{count} of {len(images)} · " * bool(count) + f"on {figures.percent(int(fires[feature]) / n, 0)}"
         ids = f"feature {feature}: " + ", ".join(column.test.ids[i] for i in images)
-        strips.append(Strip(_uri(picture), name, f"#{feature}" if count else "", said, ids))
+        strips.append(Strip(uri(picture), name, f"#{feature}" if count else "", said, ids))
     return Panel("", strips=strips)
 
 
-def _headline(views: list[View]) -> list[dict]:
+def _headline(views: list[View], headline: Sequence[tuple[str, str, str, str | None]]) -> list[dict]:
     """Rows of the table on top: a measure, a value a run, and the chance level."""
     rows = []
-    for key, name, kind, chance in HEADLINE:
+    for key, name, kind, chance in headline:
         if all(key not in v.column.metrics for v in views):
             continue
         of = {
@@ -422,23 +438,30 @@ def _headline(views: list[View]) -> list[dict]:
         for v in views:
             text, total = _print(v.value(key), kind), of(v) if of else None
             values.append(text if total is None or v.value(key) is None else f"{text} of {total:.0f}")
-        levels = list(dict.fromkeys(_print(v.value(chance), "share") for v in views)) if chance else []
+        levels = list(dict.fromkeys(_print(_chance(v, key, chance), "share") for v in views)) if chance else []
         rows.append(
             {"name": name, "values": values, "chance": " / ".join(levels), "definition": _definition(views, key)}
         )
     return rows
 
 
-def _definitions(views: list[View]) -> list[dict]:
+def _chance(v: View, key: str, chance: str) -> float | None:
+    """The chance level of a measure: an entry of that name, or what its own entry says."""
+    own = v.column.metrics.get(key, {}).get("chance")
+    return own if figures.finite(own) else v.value(chance)
+
+
+def _definitions(views: list[View], headline: Sequence[tuple[str, str, str, str | None]]) -> list[dict]:
     """Rows of the table at the end: every metric any run has, in order."""
-    names = {key: name for key, name, _, _ in HEADLINE}
+    names = {key: name for key, name, _, _ in headline}
+    shares = SHARES | {key for key, _, kind, _ in headline if kind == "share"}
     rows = []
     for key in dict.fromkeys(key for v in views for key in v.column.metrics):
         knobs = list(dict.fromkeys(_knobs(v.column.metrics[key]) for v in views if key in v.column.metrics))
         rows.append({
             "key": key,
             "name": names.get(key, key.replace("_", " ").capitalize()),
-            "values": [_print(v.value(key), "share" if key in SHARES else "number") for v in views],
+            "values": [_print(v.value(key), "share" if key in shares else "number") for v in views],
             "definition": _definition(views, key),
             "knobs": " / ".join(k for k in knobs if k),
         })  # fmt: skip
@@ -474,7 +497,7 @@ def _print(value: float | None, kind: str) -> str:
     return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3f}"
 
 
-def _draw(live: np.ndarray, n: int, seed: int) -> np.ndarray:
+def draw(live: np.ndarray, n: int, seed: int) -> np.ndarray:
     """Up to n live features at random, in ascending order."""
     return np.sort(np.random.default_rng(seed).choice(np.sort(live), min(n, len(live)), replace=False))
 
@@ -499,7 +522,7 @@ def _ghost_note(views: list[View]) -> str:
     return " Grey: the other runs." if len(views) > 2 else " Grey: the other run." if len(views) == 2 else ""
 
 
-def _uri(picture: bytes) -> str:
+def uri(picture: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(picture).decode("ascii")
 
 

@@ -32,6 +32,7 @@ from nonneg import (
     files,
     kept_features,
     metrics,
+    multimodal,
     report,
     rundir,
     supervised,
@@ -45,6 +46,7 @@ from nonneg.experiments import ACCURACIES, MEASURES, AnyRun, Experiment, begins,
 from nonneg.features import Features
 from nonneg.figures import Column
 from nonneg.loop import Interrupted
+from nonneg.multimodal import PairRun
 from nonneg.run import ClassifierRun, Run
 from nonneg.train import describe, train
 
@@ -123,6 +125,9 @@ def reproduce(
             run = change(run) if change else run
             engine.say(f"{name}: {run_name}, {i + 1} of {len(todo)} to do")
             folder = runs / name / run_name
+            if isinstance(run, PairRun):
+                _put(results / f"{name}.jsonl", _pair_one(name, run_name, experiment, run, folder))
+                continue
             if isinstance(run, ClassifierRun):
                 if run_name in experiment.starts:
                     run = replace(run, pretrained=_start(run, experiment.starts[run_name], runs, change))
@@ -410,6 +415,25 @@ def _start(run: ClassifierRun, start: tuple[str, str], runs: Path, change: Calla
     return folder
 
 
+def _pair_one(name: str, run_name: str, experiment: Experiment, run: PairRun, folder: Path) -> dict[str, Any]:
+    """Train on images and texts (or go on, or load), and measure both encoders together."""
+    train_data, test_data = run.load_pairs("train"), run.load_pairs("test")
+    with _named(run_name):
+        model = multimodal.trained(run, folder, train_data, f"training {run_name}")
+    began = time.monotonic()
+    measured = multimodal.measure(multimodal.extract(model, test_data, device=run.torch_device()))
+    workflow.add_entries(folder, measured)
+    numbers = {k: entry["value"] for k, entry in measured.items()}
+    images = train_data.images, test_data.images
+    line = _line(name, run_name, experiment, run, folder, numbers, began, images)
+    mode, precision = engine.choose(run.mode, run.precision, run.torch_device())
+    texts = [len(set(data.captions)) for data in (train_data, test_data)]
+    chance = {k: round(entry["chance"], 6) for k, entry in measured.items() if "chance" in entry}
+    temperature = rundir.read_log(folder)[-1].get("temperature")
+    more = {"texts": texts, "chance": chance, "temperature": temperature, "mode": mode, "precision": precision}
+    return {**line, **more}
+
+
 @contextmanager
 def _named(run_name: str) -> Iterator[None]:
     """Say of an interrupted training which it was."""
@@ -544,6 +568,8 @@ def write_figures(
     are the features that two seeds of a method have in common, NAME-METHOD-seeds.png.
     """
     folders = {n: runs / name / n for n in experiment.show}
+    if any(isinstance(experiment.runs[n], PairRun) for n in experiment.show):
+        return _write_pair_figures(name, experiment, results, folders)
     trained = [n for n, folder in folders.items() if (folder / "metrics.json").exists()]
     columns = [workflow.column(folders[n], experiment.methods[method_of(n)]) for n in trained]
     if columns:
@@ -560,10 +586,27 @@ def write_figures(
             ):
                 written.append(results / "figures" / f"{name}-{method}-seeds.png")
                 _write_figure(written[-1], picture)
-    for stem, draw in ((name, partial(figures.hero, rows=6)), (f"{name}-features", figures.overview)):
+    for stem, draw in ((name, partial(figures.hero, rows=6, thumb=26)), (f"{name}-features", figures.overview)):
         if columns:
             written.append(results / "figures" / f"{stem}.png")
             _write_figure(written[-1], draw(columns))
+    return written
+
+
+def _write_pair_figures(name: str, experiment: Experiment, results: Path, folders: dict[str, Path]) -> list[Path]:
+    """For each data set the runs that an experiment shows of it: RESULTS/figures/NAME-DATA.png and a report."""
+    by_data: dict[str, list[str]] = {}
+    for n, folder in folders.items():
+        if (folder / "metrics.json").exists():
+            by_data.setdefault(experiment.runs[n].to_json()["data"], []).append(n)
+    written = []
+    for data, mine in by_data.items():
+        columns = [multimodal.report.column(folders[n], experiment.methods[method_of(n)]) for n in mine]
+        intro = f"nonneg reproduce {name}: {', '.join(c.column.title for c in columns)}, from the same seed."
+        page = folders[mine[0]].parent / f"report-{data}.html"
+        multimodal.report.write(columns, page, title=f"{name}: images and words of each feature", intro=intro)
+        written.append(results / "figures" / f"{name}-{data}.png")
+        _write_figure(written[-1], multimodal.report.picture(columns))
     return written
 
 

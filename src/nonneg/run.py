@@ -1,5 +1,5 @@
-"""Everything a training run depends on, as one frozen value: a Run of an encoder, a ClassifierRun. They hold functions;
-text is for files only."""
+"""Everything a training run depends on, as one frozen value: a Run of an encoder, a ClassifierRun (and a PairRun, in
+multimodal). They hold functions; text is for files only."""
 
 import inspect
 import math
@@ -28,7 +28,7 @@ ROLES = {
     "augment": names.Role("augmentation", augment, ("images", "noise")),
     "optimizer": names.Role("optimizer", optim, ("params", "lr", "weight_decay")),
 }
-PATHS = ("data_root", "pretrained")
+PATHS = ("data_root", "pretrained", "captions")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Training:
     """What every training depends on, with labels or without; on a CPU equal ones give the same model, bit for bit."""
 
     verb: ClassVar[str]
+    trains: ClassVar[str]  # what run.json says was trained
+    roles: ClassVar[dict[str, names.Role]] = ROLES  # of the fields that hold functions
     data: Annotated[Callable[..., Dataset], tyro.conf.Suppress] = data.cifar10
     """Which images: digits, cifar10, cifar100, sprites, folder, arrays."""
     data_root: Path | None = None
@@ -111,8 +113,8 @@ class Training:
         """Plain values, functions by name."""
 
         def plain(name: str, value: Any) -> Any:
-            if name in ROLES:
-                return names.spell_or_custom(value, ROLES[name])
+            if name in self.roles:
+                return names.spell_or_custom(value, self.roles[name])
             return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
 
         return {f.name: plain(f.name, getattr(self, f.name)) for f in fields(self)}
@@ -123,6 +125,7 @@ class Run(Training):
     """An encoder trained from two views: of one image or, with labels, of two images of one class."""
 
     verb: ClassVar[str] = "train"  # of the command line
+    trains: ClassVar[str] = "encoder"
     loss: Annotated[Callable[..., Tensor], names.flag(ROLES["loss"])] = losses.info_nce
     """The loss and its knobs, as in info_nce:temperature=0.05; supcon needs labels."""
     positives: Literal["views", "class"] = "views"
@@ -141,6 +144,7 @@ class ClassifierRun(Training):
     """A classifier trained with labels: NCE with relu on features and class weights, CE with identity on both."""
 
     verb: ClassVar[str] = "train-classifier"
+    trains: ClassVar[str] = "classifier"
     map: Annotated[Callable[[Tensor], Tensor], names.flag(ROLES["map"])] = maps.relu
     """On the features that the classifier reads: relu (NCE) or identity (CE); rep_relu, softplus, sigmoid, exp too."""
     weight_map: Annotated[Callable[[Tensor], Tensor], names.flag(ROLES["weight_map"])] = maps.relu
@@ -168,18 +172,18 @@ SomeRun = TypeVar("SomeRun", bound=Training)
 
 def from_json(values: dict[str, Any], where: Path, kind: type[SomeRun] = Run) -> SomeRun:
     """The run that `to_json` described; names outside the package are refused."""
-    known = {f.name for f in fields(kind)}
+    known, roles = {f.name for f in fields(kind)}, kind.roles
     given: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
             raise BadInput(f"{where}: {name!r} is no field of a run; was it written by another version?")
-        if name in ROLES:
+        if name in roles:
             if value == names.CUSTOM:
-                raise BadInput(f"{where}: the {ROLES[name].kind} is not one of nonneg's; start it from Python again")
+                raise BadInput(f"{where}: the {roles[name].kind} is not one of nonneg's; start it from Python again")
             if not isinstance(value, str):
                 raise BadInput(f"{where}: {name} must be a name, not {value!r}")
             try:
-                given[name] = names.find(value, ROLES[name])
+                given[name] = names.find(value, roles[name])
             except BadInput as error:
                 raise BadInput(f"{where}: {error}") from None
         elif name in PATHS:

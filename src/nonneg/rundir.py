@@ -22,6 +22,8 @@ OURS = (
     "head.json",
     "head.safetensors",
     "votes.png",
+    "text.json",
+    "text.safetensors",
     "log.jsonl",
     "metrics.json",
     "report.html",
@@ -29,7 +31,14 @@ OURS = (
     PREVIOUS,
 )
 KINDS: dict[str, type[Run] | type[ClassifierRun]] = {"encoder": Run, "classifier": ClassifierRun}
-FREE = ("device", "data_root", "checkpoint_seconds", "tensorboard", "strict")  # may differ when a run is resumed
+FREE = (
+    "device",
+    "data_root",
+    "captions",
+    "checkpoint_seconds",
+    "tensorboard",
+    "strict",
+)  # may differ when a run is resumed
 
 
 def check_free(folder: Path, overwrite: bool) -> None:
@@ -77,9 +86,16 @@ def keep_the_log(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
+def trained(folder: Path) -> str:
+    """What was trained in a folder: an encoder, where it does not say so."""
+    path = folder / "run.json"
+    about = files.read_json(path) if path.exists() else {}
+    return str(about.get("kind", "encoder")) if isinstance(about, dict) else "encoder"
+
+
 def read_run(folder: Path, kind: type[SomeRun] = Run) -> tuple[SomeRun, dict[str, Any]]:
     """The Run (or a run of another kind) of a folder, and all else that run.json holds."""
-    about = read_about(folder, next(name for name, each in KINDS.items() if each is kind))
+    about = read_about(folder, kind.trains)
     return from_json(about["run"], folder / "run.json", kind), about
 
 

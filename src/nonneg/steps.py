@@ -2,6 +2,7 @@
 
     two_views   two augmented views of a batch of images: contrastive learning
     labelled    images and their labels: probes, fine-tuning, classifiers
+    paired      images and one of the texts of each: two encoders, one space of features
 
 A step takes B rows (`State.batch`), makes a loss, updates, and adds to the epoch's sums. It never waits for the device
 and makes every index tensor itself, so that the whole of it is one CUDA graph (engine.py). To add one: write such a
@@ -12,7 +13,7 @@ N rows, B the batch, D features, C classes.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from nonneg import augment, engine, optim
 from nonneg.loop import State
-from nonneg.run import Run
+from nonneg.run import Run, Training
 
 EPS = 1e-5  # a feature below this counts as zero, as in the sparsity measure
 
@@ -132,6 +133,50 @@ def labelled(
         update()
         s.optimizer.zero_grad()
         tally(losses.detach(), right)
+
+    return engine.executor(step, mode, state=s.changing, generator=s.generator)
+
+
+def paired(
+    run: Training, loss_of: Callable[..., Tensor], texts: Tensor, s: State, steps_per_epoch: int
+) -> Callable[[], None]:
+    """One step on a view of each image and one of its texts, drawn anew each time; `s.model(x, rows)` gives both z.
+
+    `texts` are all captions as rows of numbers, those of one image together: from `first` on, `counts` of them. A
+    temperature that the model learns goes to the loss, and is kept in its bounds after the update.
+    """
+    n, device, model = run.batch_size, s.order.device, cast(Any, s.model)
+    mode, precision = engine.choose(run.mode, run.precision, device)
+    fuse = engine.fuser(mode)
+    total, warmup = run.epochs * steps_per_epoch, min(run.warmup_epochs, run.epochs - 1) * steps_per_epoch
+    peak = run.lr * n / 256
+
+    def make_batch(noise: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
+        batch = s.batch(n, steps_per_epoch)
+        x = run.augment(batch["images"], noise).contiguous(memory_format=torch.channels_last)
+        which = torch.minimum((drawn * batch["counts"]).long(), batch["counts"] - 1)  # a product may round up
+        return x, texts[batch["first"] + which]
+
+    def forward(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            z1, z2 = model(x, rows)
+        learned = {} if model.log_scale is None else {"temperature": model.temperature()}
+        return loss_of(z1, z2, **learned), torch.cat([z1, z2])
+
+    def update() -> None:
+        s.lr.copy_(optim.warmup_cosine(s.step, peak=peak, warmup=warmup, total=total))
+        s.optimizer.step()
+        model.keep_in_bounds()
+
+    make_batch, forward, update, tally = fuse(make_batch), fuse(forward), fuse(update), fuse(count_features)
+
+    def step() -> None:
+        noise = augment.draw_noise(n, generator=s.generator)
+        loss, z = forward(*make_batch(noise, torch.rand(n, generator=s.generator, device=device)))
+        loss.backward()
+        update()
+        s.optimizer.zero_grad()
+        tally(s, loss.detach(), z.detach())
 
     return engine.executor(step, mode, state=s.changing, generator=s.generator)
 

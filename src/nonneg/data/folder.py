@@ -163,21 +163,28 @@ def list_folder(path: Path, root: Path) -> Listing:
     return Listing(pictures, [relative(path / label, path) for label in below], skipped)
 
 
-def list_splits(root: Path) -> tuple[dict[str, Listing], list[str]]:
-    """The pictures of both splits, and what is unusable in either."""
-    children = visible(root)
-    folders = {child.name.lower(): child for child in children if child.is_dir()}
+def split_folders(root: Path) -> tuple[Path, Path] | None:
+    """`train/` and `test/` (or what else the test split may be called), None where the folder is not split."""
+    folders = {child.name.lower(): child for child in visible(root) if child.is_dir()}
     train = next((folders[name] for name in TRAIN_NAMES if name in folders), None)
     test = next((folders[name] for name in TEST_NAMES if name in folders), None)
     if train and test:
-        parts = {"train": list_folder(train, root), "test": list_folder(test, root)}
-        unused = [child for child in children if child not in (train, test)]
-        beside = [f"{relative(child, root)}: beside {train.name}/ and {test.name}/, so in no split" for child in unused]
-        return parts, [*beside, *parts["train"].skipped, *parts["test"].skipped]
+        return train, test
     if folders and set(folders) <= {*TRAIN_NAMES, *TEST_NAMES}:
         only = next(iter(folders.values()))
         lacking = "test" if train else "train"
         raise BadInput(f"folder: {root} has {only.name}/ but no {lacking}/; add it, or pass {only} to hold out a fifth")
+    return None
+
+
+def list_splits(root: Path) -> tuple[dict[str, Listing], list[str]]:
+    """The pictures of both splits, and what is unusable in either."""
+    if both := split_folders(root):
+        train, test = both
+        parts = {"train": list_folder(train, root), "test": list_folder(test, root)}
+        unused = [child for child in visible(root) if child not in both]
+        beside = [f"{relative(child, root)}: beside {train.name}/ and {test.name}/, so in no split" for child in unused]
+        return parts, [*beside, *parts["train"].skipped, *parts["test"].skipped]
     whole = list_folder(root, root)
     keys = [p.id for p in whole.pictures]
     parts = {s: Listing([whole.pictures[i] for i in hold_out(keys, s)], whole.classes, []) for s in ("train", "test")}

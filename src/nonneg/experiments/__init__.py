@@ -15,9 +15,10 @@ from nonneg import finetune
 from nonneg.errors import BadInput, unknown
 from nonneg.evaluate import Features
 from nonneg.finetune import ProbeRun
+from nonneg.multimodal.run import PairRun
 from nonneg.run import ClassifierRun, Run
 
-AnyRun: TypeAlias = Run | ClassifierRun
+AnyRun: TypeAlias = Run | ClassifierRun | PairRun
 POINTS, COUNT = 100.0, 1.0  # shares are shown as percentages, in points; counts as they are
 ACCURACIES = (30, 40, 50, 60, 70, 80, 90, 95)  # in percent; of each the first epoch that reached it is measured
 MEASURES = {  # what a table may show: its text, and what the stored number is multiplied by
@@ -49,6 +50,16 @@ MEASURES = {  # what a table may show: its text, and what the stored number is m
     **{f"epochs_to_{n}": (f"epochs to {n} % test accuracy", COUNT) for n in ACCURACIES},
     "dead_weights": ("class weights that no gradient reaches", POINTS),
     "zero_weights": ("class weights under 1e-5", POINTS),
+    "image_to_text@1": ("image to text, recall@1", POINTS),
+    "image_to_text@5": ("image to text, recall@5", POINTS),
+    "image_to_text@10": ("image to text, recall@10", POINTS),
+    "text_to_image@1": ("text to image, recall@1", POINTS),
+    "text_to_image@5": ("text to image, recall@5", POINTS),
+    "text_to_image@10": ("text to image, recall@10", POINTS),
+    "sparsity_images": ("sparsity, images", POINTS),
+    "sparsity_texts": ("sparsity, texts", POINTS),
+    "pair_agreement": ("agreement of image and text on a feature, x 100", POINTS),
+    "shared_features": ("features of modality balance 0.25 to 0.75", POINTS),
     "ood_stylized": ("linear probe, Stylized", POINTS),
     "ood_corruption": ("linear probe, Corruption", POINTS),
     "ood_sketch": ("linear probe, Sketch", POINTS),

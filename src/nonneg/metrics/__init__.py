@@ -10,6 +10,7 @@ from nonneg.metrics.consistency import (
     top_k_chance,
 )
 from nonneg.metrics.correlation import correlation, effective_rank, orthogonality
+from nonneg.metrics.cross_modal import modality_balance, pair_agreement, recall
 from nonneg.metrics.disentanglement import sepin, sepin_at
 from nonneg.metrics.factors import dci, mig, sap
 from nonneg.metrics.identifiability import (
@@ -36,6 +37,7 @@ from nonneg.metrics.probabilities import (
 from nonneg.metrics.retrieval import neighbour_overlap, neighbours, retrieval, retrieval_by_prefix, score
 from nonneg.metrics.sparsity import active_per_sample, live, live_features, sparsity, zero_rows
 from nonneg.metrics.spectrum import activation_spectrum, eigenvalues, fall_after
+from nonneg.metrics.words import Words, word_scores
 
 __all__ = [
     "Agreement",
@@ -45,6 +47,7 @@ __all__ = [
     "Null",
     "Side",
     "Stability",
+    "Words",
     "activation_spectrum",
     "active_per_sample",
     "agreement",
@@ -67,13 +70,16 @@ __all__ = [
     "live_features",
     "match_features",
     "mig",
+    "modality_balance",
     "monosemanticity",
     "neighbour_overlap",
     "neighbours",
     "on_scale",
     "one_class_head",
     "orthogonality",
+    "pair_agreement",
     "per_feature_consistency",
+    "recall",
     "retrieval",
     "retrieval_by_prefix",
     "rotated_null",
@@ -87,5 +93,6 @@ __all__ = [
     "stability",
     "top10_consistency",
     "top_k_chance",
+    "word_scores",
     "zero_rows",
 ]

@@ -1,0 +1,51 @@
+"""Which words switch a feature on? T texts, D features, W words; z is T x D, one row a text."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import sparse
+
+from nonneg.errors import BadInput
+from nonneg.metrics.cross_modal import _unit_rows
+from nonneg.metrics.sparsity import Matrix
+
+
+@dataclass(frozen=True)
+class Words:
+    """W words in alphabetical order, in how many texts each occurs, and each feature's score for it, W x D."""
+
+    words: list[str]
+    counts: np.ndarray
+    scores: np.ndarray
+
+    def top(self, feature: int, k: int) -> list[tuple[str, float]]:
+        """The k words of largest |score|, largest first, those of score zero left out."""
+        column = self.scores[:, feature]
+        order = np.argsort(-np.abs(column), kind="stable")[:k]
+        return [(self.words[i], float(column[i])) for i in order if column[i] != 0]
+
+
+def word_scores(z: Matrix, words: Sequence[Collection[str]], *, least: int = 3) -> Words:
+    """score(w, d) = mean of z_td / |z_t| over the texts t that hold the word w, for words of `least` texts or more.
+
+    A word counts once in a text, however often it stands there.
+    """
+    if least < 1:
+        raise BadInput(f"words are scored from {least} texts on; give 1 or more")
+    z = _unit_rows(z)
+    if len(words) != z.shape[0]:
+        raise BadInput(
+            f"there are {z.shape[0]} rows of features for the words of {len(words)} texts; give one for each"
+        )
+    counts = Counter(word for text in words for word in set(text))
+    kept = sorted(word for word, n in counts.items() if n >= least)
+    place = {word: i for i, word in enumerate(kept)}
+    held = [(place[word], t) for t, text in enumerate(words) for word in set(text) if word in place]
+    many = np.array([counts[word] for word in kept], dtype=np.int64)
+    if not held:
+        return Words(kept, many, np.zeros((len(kept), z.shape[1])))
+    row, column = np.array(held).T
+    share = sparse.csr_array((1 / many[row], (row, column)), shape=(len(kept), z.shape[0]))
+    return Words(kept, many, (share @ z).toarray())

@@ -1,0 +1,118 @@
+"""Training on images and their texts. The loop is in loop.py, the step is `steps.paired`."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nonneg import engine, loop, rundir, steps
+from nonneg.encoder import Encoder
+from nonneg.loop import Job, Keep, Rows, State
+from nonneg.multimodal import encoder
+from nonneg.multimodal.encoder import PairEncoder, TextEncoder
+from nonneg.multimodal.run import PairRun
+from nonneg.pairs import Pairs
+from nonneg.pairs.dataset import reasons
+
+
+def train_pairs(
+    run: PairRun,
+    folder: Path | str,
+    *,
+    data: Pairs | None = None,
+    resume: bool = False,
+    previous: bool = False,
+    overwrite: bool = False,
+    label: str = "training",
+) -> PairEncoder:
+    """Train `run` in `folder` and return both encoders, which are also saved there; `resume` continues exactly."""
+    absolute = {name: p.absolute() for name in ("data_root", "captions") if (p := getattr(run, name)) is not None}
+    run = replace(run, **absolute)  # run.json must mean the same from any folder
+    data, folder, device = data or run.load_pairs("train"), Path(folder), run.torch_device()
+    model = fresh(run, data)
+    texts, cut = model.text.read(data.captions)
+    if data.skipped:
+        engine.say(f"left out: {reasons(data.skipped)}")
+    if cut:
+        engine.say(f"{cut} of {len(data.captions)} captions are longer than the text encoder reads, and are cut")
+    rows = Rows(data.images, {"first": data.first, "counts": data.counts})
+
+    def after_epoch(epoch: int) -> dict[str, Any]:  # noqa: ARG001 (what is learned is the same model in every epoch)
+        return {} if model.log_scale is None else {"temperature": round(model.temperature().item(), 5)}
+
+    job = Job(
+        rows=rows,
+        batch_size=run.batch_size,
+        epochs=run.epochs,
+        device=device,
+        line=steps.features_line,
+        note="loss {loss:.3f}  alive {alive}  zeros {zeros:.0%}",
+        label=label,
+        strict=run.strict,
+        after_epoch=after_epoch,
+        keep=Keep(
+            folder,
+            describe(run, data, cut),
+            again=f"nonneg {run.verb} {run.to_json()['data']} --out {folder} --resume",
+            defaults=PairRun().to_json(),
+            seconds=run.checkpoint_seconds,
+            tensorboard=run.tensorboard,
+            resume=resume,
+            previous=previous,
+            overwrite=overwrite,
+        ),
+    )
+    step = partial(steps.paired, run, run.loss, texts.to(device))
+    loop.run_job(job, begin=lambda: begin(run, model, rows), step=step)
+    encoder.save(model, folder)
+    return model.eval()
+
+
+def trained(run: PairRun, folder: Path, data: Pairs, label: str) -> PairEncoder:
+    """The run's encoders: loaded if it is finished, continued if it was begun, trained otherwise."""
+    if (folder / "model.safetensors").exists():
+        rundir.check_same(describe(run, data, 0), folder, defaults=PairRun().to_json())
+    else:
+        train_pairs(run, folder, data=data, resume=(folder / "run.json").exists(), label=label)
+    return encoder.load(folder)  # always from the file: what is measured is what anyone can load
+
+
+def describe(run: PairRun, data: Pairs, cut: int) -> dict[str, Any]:
+    """What run.json says of this training."""
+    about = rundir.describe(run.trains, run.to_json(), data.images, run.torch_device())
+    texts = {"captions": len(data.captions), "texts": len(set(data.captions)), "cut": cut}
+    return {**about, "data": {**about["data"], **texts, "fingerprint": data.fingerprint()}}
+
+
+def fresh(run: PairRun, data: Pairs) -> PairEncoder:
+    """The model before the first step, on the run's device; all randomness comes from `run.seed`."""
+    mean, std = data.images.mean_and_deviation()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(run.seed)
+        image = Encoder(
+            run.backbone,
+            projector=run.projector,
+            map=run.map,
+            channels=data.images.channels,
+            mean=[round(m, 4) for m in mean.tolist()],
+            std=[round(s, 4) for s in std.tolist()],
+        )
+        text = TextEncoder(run.text(data.captions), projector=run.projector, map=run.map)
+    model = PairEncoder(image, text, temperature=run.first_temperature())
+    return model.to(run.torch_device(), memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
+
+
+def begin(run: PairRun, model: PairEncoder, rows: Rows) -> State:
+    """The state before the first step."""
+    return loop.begin(
+        model,
+        rows,
+        optimizer=partial(run.optimizer, model.groups(), weight_decay=run.weight_decay),
+        batch_size=run.batch_size,
+        seed=run.seed,
+        device=run.torch_device(),
+        counters=steps.FEATURES,
+        features=model.dim,
+    )

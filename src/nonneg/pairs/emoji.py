@@ -1,0 +1,147 @@
+"""Emoji of two vendors and their names: about 7,500 pictures of 1,900 things.
+
+From the npm packages emoji-datasource-google and emoji-datasource-twitter, version 16.0.0.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pooch
+import requests
+import torch
+
+from nonneg import files
+from nonneg.data import Dataset
+from nonneg.data.cifar import download
+from nonneg.data.folder import Picture, decode, refuse
+from nonneg.data.pictures import strictly_sized
+from nonneg.data.splits import check, hold_out
+from nonneg.errors import BadInput
+from nonneg.pairs.dataset import Pairs, paired
+
+SIZE = 32
+URL = "https://registry.npmjs.org/emoji-datasource-{0}/-/emoji-datasource-{0}-16.0.0.tgz"
+VENDORS = {  # and the sha256 of the archive
+    "google": "fb5fd131b362aab7a55542d2a147a79708cce0a8b1c1bbacd470172708b5c438",
+    "twitter": "f64a530c63bca463bd8317fdc4615ce63a53a0c65018e4ce2d848aaba7a28877",
+}
+TONES = {
+    "1F3FB": "light skin tone",
+    "1F3FC": "medium light skin tone",
+    "1F3FD": "medium skin tone",
+    "1F3FE": "medium dark skin tone",
+    "1F3FF": "dark skin tone",
+}
+
+
+@dataclass(frozen=True)
+class Emoji:
+    """One picture's file name, the emoji that it is a variation of, what it is called, and its category."""
+
+    image: str
+    base: str
+    names: tuple[str, ...]
+    category: str
+
+
+def emoji(
+    *,
+    split: str = "train",
+    root: Path | None = None,
+    captions: Path | None = None,
+    image_size: int | None = None,
+    strict: bool = False,
+) -> Pairs:
+    """Emoji with their names, 32 x 32 unless `image_size` says otherwise; a fifth of the base emoji is test.
+
+    Both vendors' pictures and all skin tones of one emoji are on the same side. `root` holds emoji.json, google/ and
+    twitter/, or the folder emoji/ that does; without it the packages are downloaded once into `~/.cache/nonneg` (or
+    $NONNEG_DATA). Labels are the categories, which nothing trains on.
+    """
+    check(split, image_size)
+    if captions is not None:
+        raise BadInput(f"emoji have their own names; --captions {captions} is for a folder of images")
+    table, places = _downloaded() if root is None else _found(Path(root).expanduser())
+    known = parse(files.read_json(table), table)
+    bases = sorted({e.base for e in known})
+    here = {bases[i] for i in hold_out(bases, split)}
+    mine = {
+        f"{vendor}/{e.image}": (place / e.image, e) for e in known if e.base in here for vendor, place in places.items()
+    }
+    pictures = [Picture(path, name, None) for name, (path, _) in mine.items()]
+    with strictly_sized():
+        images, good, skipped = decode(pictures, image_size or SIZE, table.parent, strict=strict)
+    refuse(skipped if strict else [], table.parent)
+    if not good:
+        raise BadInput(f"emoji: none of {len(pictures)} pictures can be read (first {skipped[0]})")
+    found = [mine[p.id][1] for p in good]
+    classes = sorted({e.category for e in known})
+    labels = torch.tensor([classes.index(e.category) for e in found])
+    data = Dataset("emoji", images, labels, classes, [p.id for p in good], skipped)
+    return paired(data, [e.names for e in found])
+
+
+def parse(entries: Any, where: Path) -> list[Emoji]:
+    """Every picture that emoji.json lists: each emoji, then its skin tones."""
+    found = []
+    try:
+        for entry in entries:
+            names = tuple(dict.fromkeys(_said(name) for name in (entry["name"], *entry["short_names"])))
+            found.append(Emoji(entry["image"], entry["unified"], names, entry["category"]))
+            for tones, variation in entry.get("skin_variations", {}).items():
+                tone = " and ".join(TONES[t] for t in tones.split("-"))
+                toned = tuple(f"{name}, {tone}" for name in names)
+                found.append(Emoji(variation["image"], entry["unified"], toned, entry["category"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{where} is not emoji-datasource's emoji.json ({error!r})") from None
+    if not found:
+        raise BadInput(f"{where} lists no emoji")
+    return found
+
+
+def _said(name: str) -> str:
+    """A name as people say it: `woman-running` and WOMAN_RUNNING are "woman running"."""
+    return " ".join(name.lower().replace("_", " ").replace("-", " ").split())
+
+
+def _found(root: Path) -> tuple[Path, dict[str, Path]]:
+    """emoji.json and the folder of each vendor's pictures."""
+    for place in (root, root / "emoji"):
+        if (place / "emoji.json").is_file():
+            lacking = [vendor for vendor in VENDORS if not (place / vendor).is_dir()]
+            if lacking:
+                raise BadInput(f"emoji: {place} has emoji.json but no folder {lacking[0]}/ with its pictures; add it")
+            return place / "emoji.json", {vendor: place / vendor for vendor in VENDORS}
+    raise BadInput(
+        f"emoji: {root} has no emoji.json; pass the folder that holds it beside google/ and twitter/ (the packages "
+        "emoji-datasource-google and -twitter of npm, their img/VENDOR/64), or leave --data-root out to download them"
+    )
+
+
+def _downloaded() -> tuple[Path, dict[str, Path]]:
+    """The same from the cache, downloaded and checked first if it is not there."""
+    cache = Path(os.environ.get("NONNEG_DATA") or "~/.cache/nonneg").expanduser()
+    places = {}
+    for vendor, sha256 in VENDORS.items():
+        inside = f"package/img/{vendor}/64"
+        url, into = URL.format(vendor), f"emoji-{vendor}"
+        if not (cache / into / inside).is_dir():
+            members = ["package/emoji.json", inside]
+            try:
+                pooch.retrieve(
+                    url,
+                    known_hash=f"sha256:{sha256}",
+                    fname=url.rsplit("/", 1)[-1],
+                    path=cache,
+                    downloader=download,  # pyright: ignore[reportArgumentType]  # as in data.cifar
+                    processor=pooch.Untar(members=members, extract_dir=into),
+                )
+            except (OSError, ValueError, requests.RequestException) as error:
+                raise BadInput(
+                    f"emoji: cannot download {url} ({error}); pass --data-root (root=), a folder with emoji.json, "
+                    "google/ and twitter/"
+                ) from error
+        places[vendor] = cache / into / inside
+    return cache / "emoji-google" / "package" / "emoji.json", places
