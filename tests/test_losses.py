@@ -115,6 +115,21 @@ def test_supcon_is_info_nce_where_every_image_is_a_class_of_its_own() -> None:
     torch.testing.assert_close(losses.supcon(z1, z2, torch.arange(6) * 7), losses.info_nce(z1, z2))
 
 
+def test_supcon_is_unchanged_by_rotation_scale_swapping_views_and_renaming_classes() -> None:
+    z1, z2 = views(6, 5)
+    y = torch.tensor([0, 0, 1, 2, 2, 2])
+    rotation, _ = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
+    base = losses.supcon(z1, z2, y)
+    for other in (
+        losses.supcon(z1 @ rotation, z2 @ rotation, y),
+        losses.supcon(3 * z1, 3 * z2, y),
+        losses.supcon(z2, z1, y),
+        losses.supcon(z1, z2, 9 - y),
+    ):
+        torch.testing.assert_close(other, base, rtol=1e-9, atol=1e-9)
+    assert abs(losses.supcon(z1, z2, y.flip(0)) - base) > 1e-3
+
+
 def test_supcon_is_least_where_classes_are_orthogonal_and_one_direction_each() -> None:
     y = torch.tensor([0, 0, 1, 1, 2, 2])
     best = torch.eye(3, dtype=torch.float64)[y]
