@@ -343,7 +343,7 @@ def hero(columns: Sequence[Column], *, rows: int = 8, seed: int = 0, thumb: int 
         write = partial(write_text, figure, left)
         write(26, column.title, size=15, weight="bold", color=colour)
         under = " (blue line: negative)" if signed(column) else ""
-        write(46, f"{column.subtitle}: top images of its {len(features[i])} most used features{under}", size=8)
+        write(46, f"{column.subtitle}: its {len(features[i])} most used features{under}", size=8)
         _hero_grid(figure, column, features[i], grids[i], left=left, top=60)
         shown = by_activation(column)[:512]
         chosen = sample_rows(column.test.labels, 40, total=shape(column.test)[0], seed=seed)
