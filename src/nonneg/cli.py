@@ -385,8 +385,8 @@ def make_reproduction(
       nonneg reproduce imagenet100 --data-root imagenet/ --classes classes.txt
 
     Args:
-        experiment: cifar10, cifar100, maps, sprites, wide or imagenet100; or, asked of their runs: bytes, selection,
-            disentanglement, robustness or identifiability.
+        experiment: cifar10, cifar100, maps, spectral, sprites, wide or imagenet100; or, asked of their runs: bytes,
+            selection, disentanglement, robustness, identifiability or practice.
         data_root: Where the data are; left out, CIFAR is downloaded.
         only: Only these runs, by name or beginning (cl, ncl-s1).
         seeds: Only this many seeds.
