@@ -12,6 +12,7 @@ import numpy as np
 from scipy import sparse
 
 from nonneg.errors import BadInput
+from nonneg.metrics.correlation import _gram
 from nonneg.metrics.sparsity import Matrix, as_csr
 
 
@@ -67,9 +68,8 @@ def least_squares_head(z: Matrix, head: np.ndarray) -> np.ndarray:
 
     Directions that the features do not use get no weight.
     """
-    z = as_csr(z).astype(np.float64)
-    second = np.asarray((z.T @ z).todense()) / z.shape[0]
-    return np.linalg.pinv(second, rcond=1e-9, hermitian=True) @ head
+    z = as_csr(z)
+    return np.linalg.pinv(_gram(z) / z.shape[0], rcond=1e-9, hermitian=True) @ head
 
 
 def on_scale(z: Matrix, train: Matrix) -> Matrix:

@@ -5,12 +5,14 @@ N samples, C latent classes, k features; f is N x k.
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
 from sklearn.decomposition import NMF
 from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
 
 from nonneg import maps
 from nonneg.theory import worlds as make
@@ -28,6 +30,8 @@ from nonneg.theory.objective import (
 from nonneg.theory.row import EXACT, Row
 from nonneg.theory.worlds import World, joint
 
+ROUNDS = 8  # of starts, where none has got there yet
+
 
 def optimum(world: World, *, seed: int = 0, starts: int = 16, steps: int = 1000) -> list[Row]:
     """phi is optimal; descent with relu and rep_relu finds it, from the loss alone."""
@@ -35,8 +39,7 @@ def optimum(world: World, *, seed: int = 0, starts: int = 16, steps: int = 1000)
     value = factorisation_objective(phi, phi, world.joint)
     rows = [Row("optimal features", "phi(x) = P(c|x) / sqrt(P(c)) has objective 0", f"{value:.1e}", value < EXACT)]
     for map in (maps.relu, maps.rep_relu):
-        found = fit([world], k=k, map=map, starts=starts, steps=steps, seed=seed)
-        rows += _found(found, world, map.__name__)
+        rows += _found(_solved(world, map, starts=starts, steps=steps, seed=seed), world, map.__name__)
     off = {
         map.__name__: fit([world], k=k, map=map, starts=starts, steps=steps, seed=seed, signed=True)
         for map in (maps.relu, maps.rep_relu)
@@ -51,6 +54,17 @@ def optimum(world: World, *, seed: int = 0, starts: int = 16, steps: int = 1000)
         )
     )
     return rows
+
+
+def _solved(world: World, map: Callable[[Tensor], Tensor], *, starts: int, steps: int, seed: int) -> Fit:
+    """So many starts, and as many again, up to eight times, until one reaches objective 0: with many classes few do."""
+    found = fit([world], k=world.classes, map=map, starts=starts, steps=steps, seed=seed)
+    for again in range(1, ROUNDS):
+        if found.gap.min() < SOLVED:
+            break
+        more = fit([world], k=world.classes, map=map, starts=starts, steps=steps, seed=seed + 1000 * again)
+        found = Fit(np.concatenate([found.f, more.f], 1), None, np.concatenate([found.gap, more.gap], 1))
+    return found
 
 
 def _found(found: Fit, world: World, name: str) -> list[Row]:
@@ -99,7 +113,7 @@ def smooth_maps(world: World, *, seed: int = 0, starts: int = 8, steps: int = 10
     return rows
 
 
-def unconstrained(world: World, *, seed: int = 0, steps: int = 1500) -> list[Row]:
+def unconstrained(world: World, *, seed: int = 0, steps: int = 3000) -> list[Row]:
     """Without f >= 0 the optimum is the span of the top eigenvectors of A_bar, in an arbitrary basis."""
     values, vectors = np.linalg.eigh(world.co_occurrence)
     values, vectors = values[::-1], vectors[:, ::-1]

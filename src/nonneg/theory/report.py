@@ -67,10 +67,11 @@ def figures(study: Study) -> list[Figure]:
             )
         )
     if study.rotations:
+        same = "the same" if study.world.unique.all() else "another solution, as good"
         found.append(
             Figure(
                 "The rotation of phi",
-                "Left: phi, what descent finds with f ≥ 0 (the same), and without (a mixture of all columns, of both "
+                f"Left: phi, what descent finds with f ≥ 0 ({same}), and without (a mixture of all columns, of both "
                 "signs, with the same objective 0). White is zero. Right: turning phi costs nothing while any sign is "
                 "allowed. With f ≥ 0 and unique samples it costs from the first degree; without unique samples there "
                 "is some room before it does.",
