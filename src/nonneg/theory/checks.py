@@ -41,7 +41,7 @@ from nonneg.theory.worlds import World, joint
 
 EXACT = 1e-10  # what two ways to compute one number may differ by
 BATCHES = (32, 128, 512)  # pairs a batch, for the rate at which the sampled loss approaches its expectation
-PAIRWISE = (losses.info_nce, losses.spectral)  # the losses that see features through inner products alone
+PAIRWISE = (losses.info_nce, losses.spectral, losses.clip)  # the losses that see features through inner products alone
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
