@@ -362,10 +362,11 @@ def test_what_cannot_be_done_is_one_sentence(
     assert stopped.value.code == 1 and re.search(message, " ".join(err.split())) and "Traceback" not in err
 
 
-def test_runs_of_two_kinds_are_not_compared(trained: Path, tmp_path: Path) -> None:
+def test_runs_of_two_kinds_are_not_compared(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files.write_json(tmp_path / "other" / "run.json", {"run": {}})
     with pytest.raises(SystemExit):
         cli.main(["compare", str(trained), str(tmp_path / "other")])
+    assert "name runs of one kind" in said(capsys)
 
 
 def test_the_experiment_trains_measures_and_draws(tmp_path: Path) -> None:
