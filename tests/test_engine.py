@@ -118,7 +118,7 @@ def test_every_mode_takes_the_same_steps_with_lars(images: data.Dataset) -> None
 
 @gpu
 def test_a_resnet_with_kernels_of_its_own_gives_the_same_losses_in_a_graph(images: data.Dataset) -> None:
-    run = replace(RUN, device="cuda", precision="bf16", backbone=backbones.resnet18, lr=1.5e-4)  # it learns faster
+    run = replace(RUN, device="cuda", precision="bf16", backbone=backbones.resnet18, lr=5e-5)  # it learns faster
     eager, graph = (losses(replace(run, mode=mode), images, 50) for mode in ("eager", "graph"))
     assert graph == pytest.approx(eager, abs=0.05)
     assert eager[-1] < eager[0] - 0.1
