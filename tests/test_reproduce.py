@@ -125,16 +125,21 @@ def test_the_spectral_trio_differs_in_map_and_penalty_and_only_cifar_is_probed(c
             ("rep_relu", "spectral"),
         ]
         assert {k for v in told.values() for k in v if v[k] != told["cl"][k]} == {"map", "loss"}
-    rows = go(tmp_path, cifar, "spectral", only=["ncl-s0", "digits-ncl-s0"])
-    on_cifar, on_digits = lines(tmp_path, "spectral-1epochs")
+    with pytest.raises(BadInput, match=r"l1-s0 takes the learning rate .* 3 of its 3 .* spectral --only cl$"):
+        go(tmp_path, cifar, "spectral", only=["l1-s0"])
+    rows = go(tmp_path, cifar, "spectral", only=["ncl", "digits-ncl-s0"])
+    *searches, on_cifar, on_digits = lines(tmp_path, "spectral-1epochs")
+    best = min(searches, key=lambda line: line["train_loss"])
+    assert len(searches) == 3 and on_cifar["run"]["lr"] == best["run"]["lr"] and "probe_h" not in best["measures"]
     assert on_cifar["name"] == "ncl-s0" and {"probe_h", "probe_z"} <= on_cifar["measures"].keys()
     assert on_digits["name"] == "digits-ncl-s0" and "probe_h" not in on_digits["measures"]
     shown = {(r.measure, r.method): r.ours for r in rows}
     assert shown["linear probe", "NCL, CIFAR-10"] == pytest.approx(100 * on_cifar["measures"]["probe_h"])
     assert ("linear probe", "NCL, digits") not in shown  # it is not a measure of that run
     assert shown["linear probe", "SCL, CIFAR-10"] is None  # it is, and was not run
-    again = go(tmp_path, cifar, "spectral", only=["ncl-s0", "digits-ncl-s0"])
-    assert again == rows and len(lines(tmp_path, "spectral-1epochs")) == 2
+    assert not any(row.method == "search" for row in rows)
+    again = go(tmp_path, cifar, "spectral", only=["ncl", "digits-ncl-s0"])
+    assert again == rows and len(lines(tmp_path, "spectral-1epochs")) == 5
 
 
 def test_ce_and_nce_differ_in_their_maps_alone_and_each_has_its_search() -> None:

@@ -454,6 +454,7 @@ def _line(
     data: tuple[Dataset, Dataset],
 ) -> dict[str, Any]:
     """What a result's line holds of any run: the measures, and all that one needs to know of where they come from."""
+    last = rundir.read_log(folder)[-1]
     return {
         "experiment": name,
         "name": run_name,
@@ -461,7 +462,8 @@ def _line(
         "seed": run.seed,
         "epochs": run.epochs,
         "measures": {k: round(v, 6) if isinstance(v, float) else v for k, v in numbers.items()},
-        "train_seconds": rundir.read_log(folder)[-1]["seconds"],
+        "train_seconds": last["seconds"],
+        "train_loss": last["loss"],
         "evaluate_seconds": round(time.monotonic() - began, 1),
         "batch_size": run.batch_size,
         "images": [len(d) for d in data],

@@ -91,6 +91,22 @@ def as_declared(name: str, run: AnyRun, lines: Mapping[str, dict[str, Any]]) -> 
     return run
 
 
+def best_rate(
+    name: str,
+    lines: Mapping[str, dict[str, Any]],
+    search: Mapping[str, AnyRun],
+    loss: Callable[[dict[str, Any]], float],
+    command: str,
+) -> float:
+    """The learning rate of the run of a search with the least loss, once all of them have a result's line."""
+    if missing := [run_name for run_name in search if run_name not in lines]:
+        raise BadInput(
+            f"{name} takes the learning rate that did best in a search, and {len(missing)} of its {len(search)} runs "
+            f"are not done: make them with nonneg reproduce {command}"
+        )
+    return min((loss(lines[run_name]), run.lr) for run_name, run in search.items())[1]
+
+
 def every_row(measure: str, method: str) -> bool:  # noqa: ARG001
     """Each measure of the table is taken of each method."""
     return True

@@ -18,8 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from nonneg import charts, maps
-from nonneg.errors import BadInput
-from nonneg.experiments import AnyRun, Experiment, method_of
+from nonneg.experiments import AnyRun, Experiment, best_rate, method_of
 from nonneg.run import CLASSIFIERS, ClassifierRun
 
 MLP = {"digits": (256, 64), "cifar100": (16384, 2048)}
@@ -71,19 +70,14 @@ TABLE = (
 )
 
 
-def best_rate(name: str, run: AnyRun, lines: Mapping[str, dict[str, Any]]) -> AnyRun:
+def settle(name: str, run: AnyRun, lines: Mapping[str, dict[str, Any]]) -> AnyRun:
     """The run with the learning rate of least held-out cross entropy in its method's search (accuracies often tie)."""
     if name in SEARCH:
         return run
     method = method_of(name)
-    mine = [search for search in SEARCH if search.startswith(f"{method}-search-")]
-    if missing := [search for search in mine if search not in lines]:
-        raise BadInput(
-            f"{name} takes the learning rate that did best in a search, and {len(missing)} of its {len(mine)} runs are "
-            f"not done: make them with nonneg reproduce supervised --only {method}"
-        )
-    best = min(mine, key=lambda search: (lines[search]["measures"]["test_loss"], SEARCH[search].lr))
-    return replace(run, lr=SEARCH[best].lr)
+    search = {k: v for k, v in SEARCH.items() if k.startswith(f"{method}-search-")}
+    rate = best_rate(name, lines, search, lambda line: line["measures"]["test_loss"], f"supervised --only {method}")
+    return replace(run, lr=rate)
 
 
 def in_table(measure: str, method: str) -> bool:
@@ -117,7 +111,7 @@ EXPERIMENT = Experiment(
     tune=None,
     seeds=1,
     starts={name: STARTS[name.partition("-")[0]] for name in (*SEARCH, *FINAL) if "-tuned-" in name},
-    settle=best_rate,
+    settle=settle,
     rows=in_table,
     draw=draw,
 )
