@@ -130,6 +130,9 @@ def test_the_spectral_trio_differs_in_map_and_penalty_and_only_cifar_is_probed(c
     rows = go(tmp_path, cifar, "spectral", only=["ncl", "digits-ncl-s0"])
     *searches, on_cifar, on_digits = lines(tmp_path, "spectral-1epochs")
     best = min(searches, key=lambda line: line["train_loss"])
+    weights = {p.parent.name for p in (tmp_path / "runs" / "spectral-1epochs").glob("*/*.safetensors")}
+    assert weights == {"ncl-s0", "digits-ncl-s0"}  # a search leaves its log
+    assert not any("search" in p.name for p in (tmp_path / "results" / "features").iterdir())
     assert len(searches) == 3 and on_cifar["run"]["lr"] == best["run"]["lr"] and "probe_h" not in best["measures"]
     assert on_cifar["name"] == "ncl-s0" and {"probe_h", "probe_z"} <= on_cifar["measures"].keys()
     assert on_digits["name"] == "digits-ncl-s0" and "probe_h" not in on_digits["measures"]

@@ -42,7 +42,7 @@ from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput, unknown
 from nonneg.evaluate import measure
-from nonneg.experiments import ACCURACIES, MEASURES, AnyRun, Experiment, begins, method_of
+from nonneg.experiments import ACCURACIES, MEASURES, AnyRun, Experiment, begins, is_search, method_of
 from nonneg.features import Features
 from nonneg.figures import Column
 from nonneg.loop import Interrupted
@@ -127,16 +127,15 @@ def reproduce(
             folder = runs / name / run_name
             if isinstance(run, PairRun):
                 _put(results / f"{name}.jsonl", _pair_one(name, run_name, experiment, run, folder))
-                continue
-            if isinstance(run, ClassifierRun):
+            elif isinstance(run, ClassifierRun):
                 if run_name in experiment.starts:
                     run = replace(run, pretrained=_start(run, experiment.starts[run_name], runs, change))
                 _put(results / f"{name}.jsonl", _classify_one(name, run_name, experiment, run, folder))
-                if run.validation:  # a search: its line says what it was for, and weights take much room
-                    rundir.keep_the_log(folder)
-                continue
-            for line in _run_one(name, run_name, experiment, run, folder, results):
-                _put(results / f"{name}.jsonl", line)
+            else:
+                for line in _run_one(name, run_name, experiment, run, folder, results):
+                    _put(results / f"{name}.jsonl", line)
+            if is_search(run_name):  # its line says what it was for, and weights take much room
+                rundir.keep_the_log(folder)
         if any(run_name in todo for run_name in experiment.show):
             write_figures(name, experiment, results=results, runs=runs)
     elif data_root is not None:
@@ -371,7 +370,9 @@ def _run_one(
     train_z, test_z = (workflow.embed(folder, d, s, run) for d, s in ((train_data, "train"), (test_data, "test")))
     half = {k: v.bfloat16() if v.numel() > 10_000 else v for k, v in model.state_dict().items()}
     files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
-    keep = experiment.probe is not None  # one of the paper's tables, whose features later measures need
+    keep = experiment.probe is not None and not is_search(
+        run_name
+    )  # one of the paper's tables, whose features later measures need
     kept = kept_features.keep(f"{name}-{run_name}", results / "features", test_z, run.seed) if keep else []
     mode, precision = engine.choose(run.mode, run.precision, run.torch_device())
     for numbers in evaluate(experiment, run, folder, model, (train_data, train_z), (test_data, test_z)):

@@ -82,7 +82,7 @@ def claim(about: dict[str, Any], folder: Path) -> None:
 
 def keep_the_log(folder: Path) -> None:
     """Remove the weights of a run of which only the log is wanted."""
-    for name in (CHECKPOINT, PREVIOUS, "model.safetensors", "head.safetensors"):
+    for name in (CHECKPOINT, PREVIOUS, "model.safetensors", "model.bf16.safetensors", "head.safetensors"):
         (folder / name).unlink(missing_ok=True)
 
 

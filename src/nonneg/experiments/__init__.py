@@ -151,6 +151,11 @@ def method_of(name: str) -> str:
     return name.rpartition("-s")[0]
 
 
+def is_search(name: str) -> bool:
+    """Whether a run or method is there to find a learning rate; of such a run only line and log are kept."""
+    return "-search-" in name
+
+
 def names() -> list[str]:
     """Every experiment there is."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from nonneg import losses, maps, optim
-from nonneg.experiments import PROBE, AnyRun, Experiment, begins, best_rate, method_of
+from nonneg.experiments import PROBE, AnyRun, Experiment, begins, best_rate, is_search, method_of
 from nonneg.run import CIFAR, DIGITS, Run
 
 METHODS = {
@@ -38,7 +38,7 @@ def trio(base: Run) -> dict[str, Run]:
 
 def in_table(measure: str, method: str) -> bool:
     """The paper's probe flips and crops, which digits do not bear; searches are not in the table."""
-    return "-search-" not in method and not (measure.startswith("probe_") and method.startswith("digits"))
+    return not is_search(method) and not (measure.startswith("probe_") and method.startswith("digits"))
 
 
 def settle(name: str, run: AnyRun, lines: Mapping[str, dict[str, Any]]) -> AnyRun:

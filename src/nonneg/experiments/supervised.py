@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from nonneg import charts, maps
-from nonneg.experiments import AnyRun, Experiment, best_rate, method_of
+from nonneg.experiments import AnyRun, Experiment, best_rate, is_search, method_of
 from nonneg.run import CLASSIFIERS, ClassifierRun
 
 MLP = {"digits": (256, 64), "cifar100": (16384, 2048)}
@@ -83,7 +83,7 @@ def settle(name: str, run: AnyRun, lines: Mapping[str, dict[str, Any]]) -> AnyRu
 def in_table(measure: str, method: str) -> bool:
     """Whether the table has a row for it: none for searches, and of each data set only its own levels of accuracy."""
     level = measure.removeprefix("epochs_to_")
-    return "-search-" not in method and (level == measure or int(level) in LEVELS[method.partition("-")[0]])
+    return not is_search(method) and (level == measure or int(level) in LEVELS[method.partition("-")[0]])
 
 
 def draw(lines: Mapping[str, dict[str, Any]]) -> bytes | None:
@@ -93,7 +93,7 @@ def draw(lines: Mapping[str, dict[str, Any]]) -> bytes | None:
         curves, search = ({loss: [] for loss in LOSSES} for _ in range(2))
         for name, line in lines.items():
             place, _, loss = method_of(name).partition("-search-")[0].rpartition("-")
-            if place == f"{data}-{start}" and "-search-" in name:
+            if place == f"{data}-{start}" and is_search(name):
                 search[loss].append((SEARCH[name].lr, line["measures"]["test_accuracy"]))
             elif place == f"{data}-{start}":
                 curves[loss].append(line["by_epoch"])
