@@ -17,6 +17,12 @@ Mode = Literal["auto", "eager", "compiled", "captured", "graph"]
 Precision = Literal["auto", "fp32", "bf16"]
 LOOKAHEAD = 2  # snapshots in flight before the host waits for the oldest
 WARM_UP = 3  # steps taken and undone before a capture, so that every lazy initialisation is over
+COMPILERS_OWN = (  # warnings that torch.compile gives of itself, nothing that a user could mend
+    "TensorFloat32 tensor cores",
+    "The .grad attribute of a Tensor that is not a leaf",
+    r".*torch\._prims_common\.check",
+    r"\s*Online softmax is disabled",
+)
 
 
 def choose(mode: Mode, precision: Precision, device: torch.device, *, short: bool = False) -> tuple[str, str]:
@@ -63,8 +69,8 @@ def fuser(mode: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """What wraps each piece of a step: `torch.compile` for compiled and graph, else nothing."""
     if mode in ("compiled", "graph"):
         torch.compiler.reset()  # code of an earlier run in this process; after eight versions it would give up
-        for noise in ("TensorFloat32 tensor cores", "The .grad attribute of a Tensor that is not a leaf"):
-            warnings.filterwarnings("ignore", message=noise)  # the compiler's own, nothing that a user could mend
+        for noise in COMPILERS_OWN:
+            warnings.filterwarnings("ignore", message=noise)
         return lambda f: torch.compile(f, dynamic=False)
     return lambda f: f
 
