@@ -79,7 +79,8 @@ def sgd(params: Iterable[nn.Parameter], *, lr: Tensor, weight_decay: float, mome
 
 def adamw(params: Iterable[nn.Parameter], *, lr: Tensor, weight_decay: float) -> Optimizer:
     """AdamW, the quick one: good for small nets on a CPU."""
-    return torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=True)
+    on_gpu = lr.device.type == "cuda"  # there it counts its steps on the device, or a CUDA graph cannot record it
+    return torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=True, capturable=on_gpu)
 
 
 def warmup_cosine(step: Tensor, *, peak: float, warmup: int, total: int, start: float = 3e-5) -> Tensor:

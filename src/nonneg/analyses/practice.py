@@ -16,7 +16,7 @@ from nonneg import charts, evaluate, experiments, workflow
 from nonneg.analyses import Analysis, Line, Subject
 from nonneg.experiments import method_of
 
-ASKED = ("cl", "ncl", "short-cl", "short-ncl", "digits-cl", "digits-ncl", "digits-identity", "digits-rep_relu")
+ASKED = ("cl", "ncl", "small-cl", "small-ncl", "digits-cl", "digits-ncl", "digits-identity", "digits-rep_relu")
 SHOWN = {"spectral": "digits, spectral", "maps": "digits", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 
 
