@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -173,9 +174,28 @@ def test_what_the_kernel_cannot_take_is_left_to_augment(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("capability", "serves"), [((7, 5), False), ((9, 0), True)])
 def test_an_old_gpu_is_known_inside_a_compiled_function(capability, serves, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(augment_cuda, "_builds", lambda: True)
     torch.compiler.reset()
     ask = torch.compile(lambda x: x + augment_cuda._triton_serves(0), fullgraph=True, backend="eager")
     assert ask(torch.zeros(())).item() == serves
+
+
+@pytest.mark.parametrize("compiler", [True, False])
+def test_without_a_c_compiler_no_kernel_is_launched(compiler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Driver:
+        @property
+        def active(self) -> SimpleNamespace:
+            if not compiler:
+                raise RuntimeError("Failed to find C compiler")
+            return SimpleNamespace(get_current_target=lambda: "cuda")
+
+    monkeypatch.setattr(
+        augment_cuda, "triton", SimpleNamespace(runtime=SimpleNamespace(driver=Driver())), raising=False
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    augment_cuda._builds.cache_clear()
+    assert augment_cuda._triton_serves(0) is compiler
+    augment_cuda._builds.cache_clear()
 
 
 @kernel

@@ -13,6 +13,7 @@ from __future__ import annotations  # tl.constexpr below is read by Triton alone
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +38,17 @@ def supported(images: Tensor, size: int | None = None) -> bool:
 
 
 def _triton_serves(gpu: int) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(gpu) >= (8, 0)
+    return torch.version.hip is None and torch.cuda.get_device_capability(gpu) >= (8, 0) and _builds()
+
+
+@cache
+def _builds() -> bool:
+    """Whether Triton can build a kernel: it needs a C compiler at run time, as its driver does, which is tried once."""
+    try:
+        triton.runtime.driver.active.get_current_target()
+    except Exception:  # whatever it is, the answer is to go on without kernels; engine.choose says that it is slower
+        return False
+    return True
 
 
 if HAVE_TRITON:  # elsewhere nobody asks, and the import behind this takes seconds
