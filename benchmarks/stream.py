@@ -115,8 +115,12 @@ def measure(run: Run, dataset: Dataset, steps: int) -> dict[str, float]:
             step()
 
         decoding = seconds(lambda: next(batches), steps, device)
+        print(f"decoding alone     {b / decoding:9.0f} images/s", flush=True)
         own = seconds(step, steps, device)
+        print(f"the step alone     {b / own:9.0f} images/s ({own * 1e3:.2f} ms)", flush=True)
         both = seconds(streamed, steps, device)
+        print(f"streamed           {b / both:9.0f} images/s ({both * 1e3:.2f} ms)")
+        print(f"busy               {own / both:9.1%}", flush=True)
     return {
         "decoded_per_s": b / decoding,
         "own_per_s": b / own,
@@ -149,30 +153,24 @@ def main() -> None:
         inspected = time.perf_counter() - began
         print(f"inspected in {inspected:.1f} s", flush=True)
         run = replace(run, batch_size=min(o.batch_size, len(dataset) // 4))  # a tiny folder still has an epoch
-        found = measure(run, dataset, o.steps)
+        device = run.torch_device()
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        workers = f"{o.workers} workers" if o.workers else "threads"
+        print(f"{name}, {o.backbone}, {o.image_size} px, batch {run.batch_size}, {workers} on {cores()} cores")
+        about = {k: str(v) if isinstance(v, Path) else v for k, v in vars(o).items() if k != "json"}
+        about |= {"device": name, "cores": cores(), "torch": torch.__version__, "bytes_per_image": length}
+        found = {**about, "batch_size": run.batch_size, "inspect_s": inspected, **measure(run, dataset, o.steps)}
+        if o.json:
+            files.write_json(o.json, found)  # now: what follows takes longer, and may be cut short
         os.environ["NONNEG_RESIDENT_GB"] = "1e6"
         began = time.perf_counter()
         held = data.folder(root=Path(folder), image_size=o.image_size)
-        found["read_s"] = time.perf_counter() - began
-    s = fresh(run, held)
-    found["held_step_ms"] = seconds(two_views(run, s, len(held) // run.batch_size), o.steps, run.torch_device()) * 1e3
-    device = run.torch_device()
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    workers = f"{o.workers} workers" if o.workers else "threads"
-    per_worker = found["decoded_per_s"] / (o.workers or cores())
-    print(f"{name}, {o.backbone}, {o.image_size} px, batch {run.batch_size}, {workers} on {cores()} cores")
-    print(f"decoding alone     {found['decoded_per_s']:9.0f} images/s ({per_worker:.0f} a worker)")
-    print(f"the step alone     {found['own_per_s']:9.0f} images/s ({found['step_ms']:.2f} ms)")
-    print(f"streamed           {found['streamed_per_s']:9.0f} images/s ({found['streamed_step_ms']:.2f} ms)")
-    print(f"busy               {found['busy']:9.1%}")
-    held_per_s = run.batch_size / found["held_step_ms"] * 1e3
-    print(f"held in memory     {held_per_s:9.0f} images/s ({found['held_step_ms']:.2f} ms)", end="")
-    print(f", read in {found['read_s']:.1f} s")
+        read = time.perf_counter() - began
+    step = two_views(run, fresh(run, held), len(held) // run.batch_size)
+    ms = seconds(step, o.steps, device) * 1e3
+    print(f"held in memory     {run.batch_size / ms * 1e3:9.0f} images/s ({ms:.2f} ms), read in {read:.1f} s")
     if o.json:
-        about = {k: str(v) if isinstance(v, Path) else v for k, v in vars(o).items() if k != "json"}
-        more = {"device": name, "cores": cores(), "torch": torch.__version__, "bytes_per_image": length}
-        more |= {"batch_size": run.batch_size}
-        files.write_json(o.json, {**about, **more, "inspect_s": inspected, **found})
+        files.write_json(o.json, {**found, "read_s": read, "held_step_ms": ms})
 
 
 if __name__ == "__main__":

@@ -4,12 +4,16 @@ Ours keeps data and augmentation on the device. The conventional pipeline is Pil
 loader workers feeding the same model, loss, optimiser and precision. Synthetic images of CIFAR's shape: speed does not
 depend on what they show.
 
-    python benchmarks/train_step.py                      # on a GPU: about two minutes
-    python benchmarks/train_step.py --steps 2 --batch 8  # on a CPU: only to see that it runs
+    python benchmarks/train_step.py              # on a GPU about two minutes; on a CPU a few steps of a small batch
+    python benchmarks/train_step.py --start-up   # and seconds from the command to the first step, cold and warm
 """
 
 import argparse
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -153,23 +157,46 @@ def flops_a_step(run: Run, data: Dataset) -> float:
 
 
 def peak_flops(device: torch.device) -> float:
-    """What a large bfloat16 matrix product reaches on this device, in FLOP/s."""
-    n = 8192 if device.type == "cuda" else 512
-    a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
+    """What a large matrix product reaches on this device in the precision of training, in FLOP/s."""
+    n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     return 2 * n**3 / (timed(lambda: a @ b, 20, device) / 1000)
+
+
+def start_up(batch: int) -> dict[str, float]:
+    """Seconds from starting the program to the end of its first step: nothing compiled before, and all of it."""
+    found = {}
+    with tempfile.TemporaryDirectory() as cache:
+        places = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
+        for how in ("cold", "warm"):
+            began = time.perf_counter()
+            command = [sys.executable, __file__, "--one-step", "--batch", str(batch)]
+            subprocess.run(command, check=True, env=os.environ | places)
+            found[how] = time.perf_counter() - began
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--steps", type=int, help="default: 100; 2 on a CPU")
+    parser.add_argument("--batch", type=int, help="default: 256; 32 on a CPU")
     parser.add_argument("--workers", type=int, nargs="*", default=[4, 16])
     parser.add_argument("--out", type=Path, help="also write the rows here, as JSON")
+    parser.add_argument(
+        "--start-up", action="store_true", help="also time the program from its start to the first step"
+    )
+    parser.add_argument("--one-step", action="store_true", help=argparse.SUPPRESS)  # what --start-up times
     args = parser.parse_args()
+    cuda = torch.cuda.is_available()
+    args.steps, args.batch = args.steps or (100 if cuda else 2), args.batch or (256 if cuda else 32)
     run = replace(CIFAR, batch_size=args.batch)
     device = run.torch_device()
-    data = synthetic(IMAGES if device.type == "cuda" else 4 * args.batch)
-    modes = ("eager", "compiled", "graph") if device.type == "cuda" else ("eager",)
+    data = synthetic(IMAGES if cuda else 4 * args.batch)
+    if args.one_step:
+        two_views(run, fresh(run, data), len(data) // run.batch_size)()
+        wait(device)
+        return
+    modes = ("eager", "compiled", "captured", "graph") if cuda else ("eager",)
     rows = [ours(replace(run, mode=mode), data, args.steps) for mode in modes]
     try:
         import torchvision  # noqa: F401  # pyright: ignore[reportMissingImports]
@@ -185,13 +212,13 @@ def main() -> None:
         row["images_a_second"] = args.batch / row["ms"] * 1000
         row["share_of_peak"] = flops / (row["ms"] / 1000) / peak
         row["times_our_best"] = row["ms"] / best
-    where = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"
     floor = flops / peak * per_epoch
     print(
         f"{where}, torch {torch.__version__}; ResNet-18, batch {args.batch}, two views, {flops / 1e12:.2f} TFLOP a step"
     )
     print(
-        f"peak {peak / 1e12:.0f} TFLOP/s (bfloat16 product, measured); floor {floor:.2f} s an epoch of {IMAGES} images"
+        f"peak {peak / 1e12:.3g} TFLOP/s (a large product, measured); floor {floor:.2f} s an epoch of {IMAGES} images"
     )
     heads = ("ms/step", "s/epoch", "images/s", "of peak", "ratio", "first step", "memory")
     print(" " * 28 + "".join(f"{h:>{w}s}" for h, w in zip(heads, (9, 9, 10, 9, 7, 12, 10), strict=True)))
@@ -203,8 +230,17 @@ def main() -> None:
             + (f"{first:9.1f} s" if first else " " * 11)
             + (f" {memory:5.2f} GiB" if memory else "")
         )
+    started = start_up(args.batch) if args.start_up else {}
+    if started:
+        print("from the command to the first step: " + ", ".join(f"{v:.1f} s {k}" for k, v in started.items()))
     if args.out:
-        about = {"where": where, "torch": torch.__version__, "batch": args.batch, "flops_a_step": flops}
+        about = {
+            "where": where,
+            "start_up_seconds": started,
+            "torch": torch.__version__,
+            "batch": args.batch,
+            "flops_a_step": flops,
+        }
         about |= {"peak_flops": peak, "floor_seconds_an_epoch": floor, "rows": rows}
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(about, indent=2) + "\n")
