@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -296,6 +296,78 @@ def test_a_run_that_was_trained_but_not_evaluated_is_not_trained_again(
     monkeypatch.setattr(reproduce, "train", lambda *_, **__: pytest.fail("trained again"))
     go(tmp_path, cifar, only=("cl-s0",))
     assert len(lines(tmp_path)) == 1
+
+
+def stopping(real: Callable[..., object], calls: list[str], where: str) -> Callable[..., object]:
+    """A probe that notes what it is asked for and, at `where`, is stopped as by Ctrl-C."""
+
+    def probe(*args: object, **how: object) -> object:
+        calls.append(("tune " if how.get("tune") else "probe ") + "".join(how["on"]))  # type: ignore[arg-type]
+        if calls[-1] == where:
+            raise KeyboardInterrupt
+        return real(*args, **how)
+
+    return probe
+
+
+def stop_at(where: str, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    stops = stopping(cifar10.EXPERIMENT.probe.func, calls, where)  # type: ignore[union-attr]
+    probe, tune = partial(stops, epochs=50), partial(stops, tune=True, epochs=30)
+    monkeypatch.setattr(cifar10, "EXPERIMENT", replace(cifar10.EXPERIMENT, probe=probe, tune=tune))
+
+
+def test_what_was_measured_outlives_every_interruption_and_is_not_measured_again(
+    cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)
+    calls: list[str] = []
+    numbers: dict[str, float] = {}
+    for where, new in (("probe hz", "sparsity"), ("tune h", "probe_h"), ("tune z", "tune_h"), ("", "tune_z")):
+        with monkeypatch.context() as during:
+            stop_at(where, calls, during)
+            if where:
+                with pytest.raises(Interrupted, match=r"cl-s0 was stopped; nothing that was finished is lost"):
+                    go(tmp_path, cifar, only=("cl-s0",))
+            else:
+                go(tmp_path, cifar, only=("cl-s0",))
+        (line,) = lines(tmp_path)
+        assert new in line["measures"] and line["measures"].items() >= numbers.items() and line["kept"]
+        numbers = line["measures"]
+        monkeypatch.setattr(reproduce, "measure", lambda *_, **__: pytest.fail("measured again"))
+    assert calls == ["probe hz", "probe hz", "tune h", "tune h", "tune z", "tune z"]
+
+
+def test_numbers_of_a_run_with_other_settings_are_not_taken_for_its_own(
+    cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)
+    with monkeypatch.context() as during:
+        stop_at("probe hz", [], during)
+        with pytest.raises(Interrupted):
+            go(tmp_path, cifar, only=("cl-s0",))
+    path = tmp_path / "results" / "cifar10-1epochs.jsonl"
+    (line,) = lines(tmp_path)
+    right = line["measures"]["sparsity"]
+    line["measures"]["sparsity"] = 0.123
+    path.write_text(json.dumps({**line, "run": {**line["run"], "lr": 7.0}}) + "\n")
+    go(tmp_path, cifar, only=("cl-s0",))
+    assert lines(tmp_path)[0]["measures"]["sparsity"] == right
+
+
+def test_a_half_measured_run_whose_model_is_gone_is_said_to_be(
+    cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)
+    with monkeypatch.context() as during:
+        stop_at("tune h", [], during)
+        with pytest.raises(Interrupted):
+            go(tmp_path, cifar, only=("cl-s0",))
+    shutil.rmtree(tmp_path / "runs")
+    monkeypatch.setattr(reproduce, "train", lambda *_, **__: pytest.fail("trained again"))
+    capsys.readouterr()
+    go(tmp_path, cifar, only=("cl-s0",))
+    said = capsys.readouterr().err
+    assert "cl-s0 was not fully measured (no tune_h, tune_z)" in said and "remove its line" in said
 
 
 def test_supcon_differs_as_declared_and_keeps_curves_from_which_its_figure_is_drawn(tmp_path: Path) -> None:

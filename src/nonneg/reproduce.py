@@ -117,7 +117,7 @@ def reproduce(
     chosen = _chosen(experiment, only, seeds)
     if not report_only:
         before = _results(name, experiment, results)
-        todo = [n for n in chosen if not _done(before.get(n), experiment, runs / name / n)]
+        todo = [n for n in chosen if not _done(n, before.get(n), experiment, runs / name / n)]
         root = experiment.prepare(data_root, runs / name / "data", classes) if todo else None
         for i, run_name in enumerate(todo):
             run = replace(experiment.runs[run_name], data_root=root, device=device)
@@ -125,15 +125,16 @@ def reproduce(
             run = change(run) if change else run
             engine.say(f"{name}: {run_name}, {i + 1} of {len(todo)} to do")
             folder = runs / name / run_name
-            if isinstance(run, PairRun):
-                _put(results / f"{name}.jsonl", _pair_one(name, run_name, experiment, run, folder))
-            elif isinstance(run, ClassifierRun):
-                if run_name in experiment.starts:
-                    run = replace(run, pretrained=_start(run, experiment.starts[run_name], runs, change))
-                _put(results / f"{name}.jsonl", _classify_one(name, run_name, experiment, run, folder))
-            else:
-                for line in _run_one(name, run_name, experiment, run, folder, results):
-                    _put(results / f"{name}.jsonl", line)
+            with _named(run_name):
+                if isinstance(run, PairRun):
+                    _put(results / f"{name}.jsonl", _pair_one(name, run_name, experiment, run, folder))
+                elif isinstance(run, ClassifierRun):
+                    if run_name in experiment.starts:
+                        run = replace(run, pretrained=_start(run, experiment.starts[run_name], runs, change))
+                    _put(results / f"{name}.jsonl", _classify_one(name, run_name, experiment, run, folder))
+                else:
+                    for line in _run_one(name, run_name, experiment, run, folder, results):
+                        _put(results / f"{name}.jsonl", line)
             if is_search(run_name):  # its line says what it was for, and weights take much room
                 rundir.keep_the_log(folder)
         if any(run_name in todo for run_name in experiment.show):
@@ -185,7 +186,8 @@ def analyse(
             engine.say(f"{name}: {of} {group}, {i + 1} of {len(todo)} to do")
             began = time.monotonic()
             asked = [subjects[of][run_name] for run_name in mine]
-            measures = analysis.ask(asked)
+            with _named(f"{of} {group}"):
+                measures = analysis.ask(asked)
             line = {
                 "name": f"{of}-{group}",
                 "runs": mine,
@@ -338,11 +340,29 @@ def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _done(line: dict[str, Any] | None, experiment: Experiment, folder: Path) -> bool:
-    """Whether nothing is left to do: all is measured, or the model is gone and what there is must do."""
+def _done(run_name: str, line: dict[str, Any] | None, experiment: Experiment, folder: Path) -> bool:
+    """Whether nothing is left to do: all is measured, or the model is gone and what there is must do, which is said."""
     if line is None:
         return False
-    return experiment.tune is None or "tune_z" in line["measures"] or not (folder / "model.safetensors").exists()
+    missing = _missing(line["measures"], run_name, experiment)
+    if not missing or (folder / "model.safetensors").exists():
+        return not missing
+    engine.say(
+        f"{run_name} was not fully measured (no {', '.join(missing)}) and its model is gone; "
+        "remove its line from the results to train it again"
+    )
+    return True
+
+
+def _missing(numbers: Mapping[str, Any], run_name: str, experiment: Experiment) -> list[str]:
+    """Of each stage of a run's evaluation that these numbers lack, the measure by which it is told."""
+    if not isinstance(experiment.runs[run_name], Run):
+        return []  # measured at once, so a line is whole
+    stages = ["sparsity"]
+    if not any(begins(run_name, wanted) for wanted in experiment.unprobed):
+        stages += ["probe_h"] if experiment.probe else []
+        stages += ["tune_h", "tune_z"] if experiment.tune else []
+    return [key for key in stages if key not in numbers]
 
 
 def _put(path: Path, line: dict[str, Any]) -> None:
@@ -361,23 +381,30 @@ def _run_one(
 ) -> Iterator[dict[str, Any]]:
     """Train (or go on, or load), evaluate on the same device, keep what later measures need.
 
-    Yields the result's line after each stage of the evaluation, cheapest first: an interruption loses one stage.
+    Yields the result's line after each stage of the evaluation, cheapest first: an interruption loses one stage, and
+    what the line holds already is not measured again.
     """
-    train_data, test_data = run.load("train"), run.load("test")
-    with _named(run_name):
-        model = _trained(run, folder, train_data, f"training {run_name}")
-    began = time.monotonic()
-    train_z, test_z = (workflow.embed(folder, d, s, run) for d, s in ((train_data, "train"), (test_data, "test")))
-    half = {k: v.bfloat16() if v.numel() > 10_000 else v for k, v in model.state_dict().items()}
-    files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
-    keep = experiment.probe is not None and not is_search(
-        run_name
-    )  # one of the paper's tables, whose features later measures need
-    kept = kept_features.keep(f"{name}-{run_name}", results / "features", test_z, run.seed) if keep else []
+    data = run.load("train"), run.load("test")
+    model = _trained(run, folder, data[0], f"training {run_name}")
+    line = _read_lines(results / f"{name}.jsonl").get(run_name)
+    before = line if line and _same_run(line, run) else {"measures": {}, "evaluate_seconds": 0.0, "kept": []}
+    began, kept = time.monotonic() - before["evaluate_seconds"], before["kept"]
+    if "sparsity" in _missing(before["measures"], run_name, experiment):
+        half = {k: v.bfloat16() if v.numel() > 10_000 else v for k, v in model.state_dict().items()}
+        files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
+        if experiment.probe and not is_search(run_name):  # one of the paper's tables: later measures need its features
+            test = workflow.embed(folder, data[1], "test", run)
+            kept = kept_features.keep(f"{name}-{run_name}", results / "features", test, run.seed)
     mode, precision = engine.choose(run.mode, run.precision, run.torch_device())
-    for numbers in evaluate(experiment, run, folder, model, (train_data, train_z), (test_data, test_z)):
-        line = _line(name, run_name, experiment, run, folder, numbers, began, (train_data, test_data))
+    for numbers in evaluate(experiment, run, folder, model, data, before["measures"]):
+        line = _line(name, run_name, experiment, run, folder, numbers, began, data)
         yield {**line, "mode": mode, "precision": precision, "kept": kept}
+
+
+def _same_run(line: dict[str, Any], run: Run) -> bool:
+    """Whether a result's line is of a run with these settings; one that it does not name is the default."""
+    now, then = run.to_json(), {**Run().to_json(), **line["run"]}
+    return all(then[k] == v for k, v in now.items() if k not in rundir.FREE)
 
 
 def _classify_one(
@@ -385,8 +412,7 @@ def _classify_one(
 ) -> dict[str, Any]:  # fmt: skip
     """Train a classifier (or go on, or load), and measure it: its answers by epoch, its class weights, its features."""
     data = run.load("train"), run.load("test")
-    with _named(run_name):
-        model = supervised.trained(run, folder, data, f"training {run_name}")
+    model = supervised.trained(run, folder, data, f"training {run_name}")
     began = time.monotonic()
     log, test = rundir.read_log(folder), None if run.validation else data[1]
     found = supervised.measures(model, log, test, levels=ACCURACIES, device=run.torch_device())
@@ -411,16 +437,14 @@ def _start(run: ClassifierRun, start: tuple[str, str], runs: Path, change: Calla
         first = replace(first, data_root=run.data_root, device=run.device)
         first = change(first) if change else first
         engine.say(f"the classifiers begin with {of}'s {run_name}, which is not there: training it")
-        with _named(run_name):
-            _trained(first, folder, first.load("train"), f"training {run_name}")
+        _trained(first, folder, first.load("train"), f"training {run_name}")
     return folder
 
 
 def _pair_one(name: str, run_name: str, experiment: Experiment, run: PairRun, folder: Path) -> dict[str, Any]:
     """Train on images and texts (or go on, or load), and measure both encoders together."""
     train_data, test_data = run.load_pairs("train"), run.load_pairs("test")
-    with _named(run_name):
-        model = multimodal.trained(run, folder, train_data, f"training {run_name}")
+    model = multimodal.trained(run, folder, train_data, f"training {run_name}")
     began = time.monotonic()
     measured = multimodal.measure(multimodal.extract(model, test_data, device=run.torch_device()))
     workflow.add_entries(folder, measured)
@@ -436,12 +460,16 @@ def _pair_one(name: str, run_name: str, experiment: Experiment, run: PairRun, fo
 
 
 @contextmanager
-def _named(run_name: str) -> Iterator[None]:
-    """Say of an interrupted training which it was."""
+def _named(what: str) -> Iterator[None]:
+    """Say of work that was stopped which it was, and that it can go on."""
     try:
         yield
     except Interrupted:
-        raise Interrupted(f"{run_name} was stopped; nothing is lost. Continue with the same command") from None
+        raise Interrupted(f"{what} was stopped; nothing is lost. Continue with the same command") from None
+    except KeyboardInterrupt:  # while measuring, where no step is waited for
+        raise Interrupted(
+            f"{what} was stopped; nothing that was finished is lost. Continue with the same command"
+        ) from None
 
 
 def _line(
@@ -491,29 +519,36 @@ def evaluate(
     run: Run,
     folder: Path,
     model: Encoder,
-    train: tuple[Dataset, Features],
-    test: tuple[Dataset, Features],
+    data: tuple[Dataset, Dataset],
+    before: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
-    """Every measure by name, shares as shares, all so far after each stage; defined in the folder's metrics.json."""
-    device = run.torch_device()
-    if any(begins(folder.name, wanted) for wanted in experiment.unprobed):
-        experiment = replace(experiment, probe=None, tune=None)
-    measured = measure(train[1], test[1], device=device)
-    workflow.add_entries(folder, measured)
-    numbers = {k: entry["value"] for k, entry in measured.items() if entry["value"] is not None}
-    numbers |= activity(test[1].z)
-    numbers |= experiment.also(train[1], test[1])
+    """Every measure by name, shares as shares, all so far after each stage; defined in the folder's metrics.json.
+
+    `before` are numbers that this run has already: a stage that is in them is not repeated.
+    """
+    device, numbers = run.torch_device(), dict(before)
     how = {"seed": run.seed, "device": device, "mode": run.mode, "precision": run.precision}
-    if experiment.probe:
-        probed = experiment.probe(model, train[0], test[0], on=("h", "z"), **how)
+    missing = _missing(numbers, folder.name, experiment)
+    if "sparsity" in missing:
+        train, test = (workflow.embed(folder, d, s, run) for d, s in zip(data, ("train", "test"), strict=True))
+        measured = measure(train, test, device=device)
+        workflow.add_entries(folder, measured)
+        numbers |= {k: entry["value"] for k, entry in measured.items() if entry["value"] is not None}
+        numbers |= activity(test.z)
+        numbers |= experiment.also(train, test)
+        yield numbers
+    if "probe_h" in missing:
+        assert experiment.probe is not None
+        probed = experiment.probe(model, *data, on=("h", "z"), **how)
         numbers |= {f"probe_{place}": found.accuracy for place, found in probed.items()}
         numbers |= {f"probe_{place}_train": found.train_accuracy for place, found in probed.items()}
         numbers |= experiment.more(probed, run)
-    yield numbers
-    for place in ("h", "z") if experiment.tune else ():
-        assert experiment.tune is not None
-        numbers[f"tune_{place}"] = experiment.tune(model, train[0], test[0], on=(place,), **how)[place].accuracy
         yield numbers
+    for place in ("h", "z"):
+        if f"tune_{place}" in missing:
+            assert experiment.tune is not None
+            numbers[f"tune_{place}"] = experiment.tune(model, *data, on=(place,), **how)[place].accuracy
+            yield numbers
 
 
 def activity(z: Any, *, eps: float = 1e-5) -> dict[str, float]:
