@@ -1,7 +1,9 @@
 """Reproducing a table: trained once, evaluated at once, continued after an interruption, and reported from files."""
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -203,6 +205,42 @@ def test_figures_features_and_weights_are_kept(pair: tuple[Path, list[Row]]) -> 
         full, _ = files.read_tensors(place / "runs" / "cifar10-1epochs" / line["name"] / "model.safetensors")
         assert half.keys() == full.keys() and about["encoder"]["projector"] == [12, 8]
         assert all((half[k].float() - full[k].float()).abs().max() <= 2**-8 * full[k].abs().max() for k in full)
+
+
+def test_figures_are_drawn_where_one_is_missing_or_older_than_a_run_and_only_then(
+    pair: tuple[Path, list[Row]], cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(pair[0], tmp_path, dirs_exist_ok=True)  # with the times of its files
+    figures, page = tmp_path / "results" / "figures", tmp_path / "runs" / "cifar10-1epochs" / "report.html"
+    made = [page, figures / "cifar10-1epochs.png", figures / "cifar10-1epochs-features.png"]
+    go(tmp_path, cifar, seeds=1)
+    assert [p.stat().st_mtime_ns for p in made] == [
+        (pair[0] / p.relative_to(tmp_path)).stat().st_mtime_ns for p in made
+    ]
+    made[2].unlink()  # as a kill while drawing leaves it
+    with monkeypatch.context() as during:
+        during.setattr(reproduce.figures, "overview", lambda *_: interrupt())
+        with pytest.raises(Interrupted, match="drawing cifar10-1epochs was stopped"):
+            go(tmp_path, cifar, seeds=1)
+    go(tmp_path, cifar, seeds=1)
+    assert made[2].exists()
+    newer = time.time() + 100
+    os.utime(page.parent / "ncl-s0" / "metrics.json", (newer, newer))
+    before = [p.stat().st_mtime_ns for p in made]
+    go(tmp_path, cifar, seeds=1)
+    assert all(p.stat().st_mtime_ns > then for p, then in zip(made, before, strict=True))
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_table_is_told_although_its_figures_cannot_be_drawn(
+    pair: tuple[Path, list[Row]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(pair[0], tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("figures"))
+    assert go(tmp_path, tmp_path / "moved", seeds=1) == pair[1]
+    assert "figures of cifar10-1epochs are not drawn" in capsys.readouterr().err
 
 
 def test_figures_are_drawn_again_from_kept_features(pair: tuple[Path, list[Row]], cifar: Path, tmp_path: Path) -> None:

@@ -137,10 +137,13 @@ def reproduce(
                         _put(results / f"{name}.jsonl", line)
             if is_search(run_name):  # its line says what it was for, and weights take much room
                 rundir.keep_the_log(folder)
-        if any(run_name in todo for run_name in experiment.show):
-            write_figures(name, experiment, results=results, runs=runs)
+        with _named(f"drawing {name}"):
+            try:
+                write_figures(name, experiment, results=results, runs=runs, data_root=root or data_root)
+            except BadInput as error:  # the table does not need them
+                engine.say(f"figures of {name} are not drawn: {error}")
     elif data_root is not None:
-        for path in write_figures(name, experiment, results=results, runs=runs, data_root=data_root):
+        for path in write_figures(name, experiment, results=results, runs=runs, data_root=data_root, anew=True):
             engine.say(f"drawn: {path}")
     rows = table(name, experiment, results)
     if not any(row.seeds for row in rows):
@@ -598,53 +601,71 @@ def _commit() -> str:
 
 
 def write_figures(
-    name: str, experiment: Experiment, *, results: Path, runs: Path, data_root: Path | None = None
+    name: str,
+    experiment: Experiment,
+    *,
+    results: Path,
+    runs: Path,
+    data_root: Path | None = None,
+    anew: bool = False,
 ) -> list[Path]:
     """The runs that an experiment shows, side by side: RESULTS/figures/NAME.png, NAME-features.png, and a report.
 
-    A run whose folder is gone is drawn from the features that were kept of it, if `data_root` has its images; and so
-    are the features that two seeds of a method have in common, NAME-METHOD-seeds.png.
+    They are drawn where one is missing or older than a run it shows; `anew`, always, and then a run whose folder is
+    gone is drawn from the features that were kept of it, if `data_root` has its images, and so are the features that
+    two seeds of a method have in common, NAME-METHOD-seeds.png.
     """
-    folders = {n: runs / name / n for n in experiment.show}
+    folders = {n: runs / name / n for n in experiment.show if (runs / name / n / "metrics.json").exists()}
     if any(isinstance(experiment.runs[n], PairRun) for n in experiment.show):
-        return _write_pair_figures(name, experiment, results, folders)
-    trained = [n for n, folder in folders.items() if (folder / "metrics.json").exists()]
-    columns = [workflow.column(folders[n], experiment.methods[method_of(n)]) for n in trained]
-    if columns:
+        return _write_pair_figures(name, experiment, results, folders, data_root, anew)
+    page, place, columns, written = runs / name / "report.html", results / "figures", [], []
+    pictures = {place / f"{name}.png": partial(figures.hero, rows=6, thumb=26)}
+    pictures |= {place / f"{name}-features.png": figures.overview}
+    if folders and (anew or _stale((page, *pictures), folders)):
+        columns = [workflow.column(f, experiment.methods[method_of(n)], data_root) for n, f in folders.items()]
         intro = f"nonneg reproduce {name}: {', '.join(c.title for c in columns)}, from the same seed."
-        report.write(columns, runs / name / "report.html", title=f"{name}: what the features look at", intro=intro)
-    elif data_root is not None:
+        report.write(columns, page, title=f"{name}: what the features look at", intro=intro)
+    elif anew and data_root is not None:
         columns = list(_kept_columns(name, experiment, experiment.show, results, data_root))
-    written = []
-    if data_root is not None:
+    if anew and data_root is not None:
         for method, seeds in _seeds_kept(name, experiment, results).items():
             again = list(_kept_columns(name, experiment, seeds, results, data_root))
             if picture := figures.same_features(
                 [replace(c, title=f"{c.title}, {n}") for n, c in zip(seeds, again, strict=True)]
             ):
-                written.append(results / "figures" / f"{name}-{method}-seeds.png")
+                written.append(place / f"{name}-{method}-seeds.png")
                 _write_figure(written[-1], picture)
-    for stem, draw in ((name, partial(figures.hero, rows=6, thumb=26)), (f"{name}-features", figures.overview)):
-        if columns:
-            written.append(results / "figures" / f"{stem}.png")
-            _write_figure(written[-1], draw(columns))
+    for path, draw in pictures.items() if columns else ():
+        written.append(path)
+        _write_figure(path, draw(columns))
     return written
 
 
-def _write_pair_figures(name: str, experiment: Experiment, results: Path, folders: dict[str, Path]) -> list[Path]:
+def _stale(made: Sequence[Path], folders: Mapping[str, Path]) -> bool:
+    """Whether one of these files is missing, or older than what was measured in one of these run folders."""
+    newest = max((folder / "metrics.json").stat().st_mtime for folder in folders.values())
+    return any(not path.exists() or path.stat().st_mtime < newest for path in made)
+
+
+def _write_pair_figures(
+    name: str, experiment: Experiment, results: Path, folders: dict[str, Path], data_root: Path | None, anew: bool
+) -> list[Path]:
     """For each data set the runs that an experiment shows of it: RESULTS/figures/NAME-DATA.png and a report."""
-    by_data: dict[str, list[str]] = {}
+    by_data: dict[str, dict[str, Path]] = {}
     for n, folder in folders.items():
-        if (folder / "metrics.json").exists():
-            by_data.setdefault(experiment.runs[n].to_json()["data"], []).append(n)
+        by_data.setdefault(experiment.runs[n].to_json()["data"], {})[n] = folder
     written = []
     for data, mine in by_data.items():
-        columns = [multimodal.report.column(folders[n], experiment.methods[method_of(n)]) for n in mine]
-        intro = f"nonneg reproduce {name}: {', '.join(c.column.title for c in columns)}, from the same seed."
-        page = folders[mine[0]].parent / f"report-{data}.html"
-        multimodal.report.write(columns, page, title=f"{name}: images and words of each feature", intro=intro)
-        written.append(results / "figures" / f"{name}-{data}.png")
-        _write_figure(written[-1], multimodal.report.picture(columns))
+        page = next(iter(mine.values())).parent / f"report-{data}.html"
+        picture = results / "figures" / f"{name}-{data}.png"
+        if anew or _stale((page, picture), mine):
+            columns = [
+                multimodal.report.column(f, experiment.methods[method_of(n)], data_root) for n, f in mine.items()
+            ]
+            intro = f"nonneg reproduce {name}: {', '.join(c.column.title for c in columns)}, from the same seed."
+            multimodal.report.write(columns, page, title=f"{name}: images and words of each feature", intro=intro)
+            written.append(picture)
+            _write_figure(picture, multimodal.report.picture(columns))
     return written
 
 
