@@ -243,7 +243,9 @@ def test_a_table_is_told_although_its_figures_cannot_be_drawn(
     assert "figures of cifar10-1epochs are not drawn" in capsys.readouterr().err
 
 
-def test_figures_are_drawn_again_from_kept_features(pair: tuple[Path, list[Row]], cifar: Path, tmp_path: Path) -> None:
+def test_figures_are_drawn_again_from_kept_features(
+    pair: tuple[Path, list[Row]], cifar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place, rows = pair
     shutil.copytree(place / "results", tmp_path / "results")
     shutil.rmtree(tmp_path / "results" / "figures")
@@ -257,6 +259,17 @@ def test_figures_are_drawn_again_from_kept_features(pair: tuple[Path, list[Row]]
         return found
 
     assert sizes(tmp_path) == sizes(place)  # CL and NCL side by side, as they were
+    others = cifar_files(tmp_path / "others")
+    batch = others / "cifar-10-batches-bin" / "test_batch.bin"
+    right = batch.read_bytes()
+    for wrong in (right[: 3073 * 10], right[3073:] + right[:3073]):
+        batch.write_bytes(wrong)
+        with pytest.raises(BadInput, match=r"cl-s0-test.npz holds features of 20 images, and those of cifar10 in"):
+            go(tmp_path, others, report_only=True)
+    (tmp_path / "results" / "features" / "cifar10-1epochs-cl-s0-test.npz").unlink()
+    capsys.readouterr()
+    go(tmp_path, cifar, report_only=True)
+    assert "cl-s0 is not drawn: there is no" in capsys.readouterr().err
     assert sizes(place).keys() == {"cifar10-1epochs.png", "cifar10-1epochs-features.png"}
     assert not (tmp_path / "runs").exists()
 
@@ -279,7 +292,7 @@ def test_other_batches_are_kept_apart(cifar: Path, tmp_path: Path, monkeypatch: 
     seen = []
     monkeypatch.setattr(reproduce, "_run_one", lambda *args: seen.append(args) or iter(()))
     go(tmp_path, cifar, only=("ncl-s0",), batch_size=8, change=None)
-    (name, run_name, experiment, run, *_), *others = seen
+    (name, run_name, experiment, _, run, *_), *others = seen
     assert (name, run_name, run.batch_size, others) == ("cifar10-1epochs-batch8", "ncl-s0", 8, [])
     assert experiment.probe.keywords["batch_size"] == experiment.tune.keywords["batch_size"] == 8
     with pytest.raises(BadInput, match="--batch-size is 1"):
@@ -618,12 +631,65 @@ def test_imagenet100_from_a_tree_of_folders(photos: Path, tmp_path: Path, monkey
     groups = sorted((tmp_path / "runs" / "imagenet100-1epochs" / "data" / "ood_corruption").iterdir())
     assert len(groups) == 4  # two corruptions at two severities
     assert len(list(photos.rglob("*.jpeg"))) == 3 * 16 + 4 + 12  # the originals are all there
+    chosen = tmp_path / "classes.txt"
+    chosen.write_text("n00000009\n")
+    again = partial(go, tmp_path, photos, "imagenet100", seeds=1, change=small_photos, classes=chosen)
+    for report_only in (False, True):  # although all is done
+        with pytest.raises(BadInput, match="unknown class folder 'n00000009'"):
+            again(report_only=report_only)
+    chosen.write_text("n00000000\nn00000002\n")
+    with pytest.raises(BadInput, match=r"cl-s0 is of 3 classes, and these are 2 \(n00000001 is in one of them only"):
+        again()
+    chosen.write_text("n00000000\nn00000001\nn00000002\n")
+    assert again() == rows
+    assert go(tmp_path, None, "imagenet100", seeds=1) == rows  # type: ignore[arg-type]
+
+
+def test_a_shifted_set_that_comes_later_is_measured_later(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos" / "imagenet-sketch").rename(tmp_path / "sketch")
+    run = partial(go, tmp_path, tmp_path / "photos", "imagenet100", only=("cl-s0",), change=small_photos)
+    assert find(run(), "linear probe, Sketch", "CL").ours is None
+    before = lines(tmp_path, "imagenet100-1epochs")[0]["measures"]
+    (tmp_path / "sketch").rename(tmp_path / "photos" / "imagenet-sketch")
+    monkeypatch.setattr(reproduce, "measure", lambda *_, **__: pytest.fail("measured again"))
+    assert find(run(), "linear probe, Sketch", "CL").ours is not None
+    after = lines(tmp_path, "imagenet100-1epochs")[0]["measures"]
+    assert after.items() > before.items() and after.keys() - before.keys() == {"ood_sketch"}
+    monkeypatch.setattr(reproduce, "_run_one", lambda *_: pytest.fail("a finished run was started again"))
+    run()
+
+
+def test_stray_files_and_classes_without_test_images(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    work, prepare = tmp_path / "data", partial(imagenet100.prepare, tmp_path / "photos", tmp_path / "data", None)
+    assert prepare().more == ("ood_corruption", "ood_sketch")
+    for place in (work, work / "clean" / "train", work / "ood_sketch", work / "ood_sketch" / "000" / "test"):
+        (place / ".DS_Store").write_bytes(b"x")
+    link = work / "clean" / "train" / "n00000001"
+    made = link.lstat().st_mtime_ns
+    shutil.rmtree(tmp_path / "photos" / "imagenet-sketch")
+    assert prepare().more == ("ood_corruption",)
+    assert link.lstat().st_mtime_ns == made and not capsys.readouterr().err  # another reproduction may be reading it
+    shutil.rmtree(tmp_path / "photos" / "val" / "n00000001")
+    assert prepare().classes == [f"n0000000{c}" for c in range(3)]
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 of 3 classes are not in" in said and "first n00000001: nothing is tested of them" in said
+    shutil.rmtree(tmp_path / "photos" / "val")
+    (tmp_path / "photos" / "val").mkdir()
+    with pytest.raises(BadInput, match=r"3 of 3 classes are not in .*one folder a class"):
+        prepare()
 
 
 def test_a_file_of_classes_restricts_every_set(photos: Path, tmp_path: Path) -> None:
     chosen = tmp_path / "classes.txt"
     chosen.write_text("# two of them\nn00000002 tench, Tinca tinca\n\nn00000000\n")
-    root = imagenet100.prepare(photos, tmp_path / "data", chosen)
+    root = imagenet100.prepare(photos, tmp_path / "data", chosen).root
     run = replace(imagenet100.RUNS["cl-s0"], data_root=root, image_size=16)
     for split, count in (("train", 24), ("test", 8)):
         loaded = run.load(split)
@@ -631,7 +697,7 @@ def test_a_file_of_classes_restricts_every_set(photos: Path, tmp_path: Path) -> 
     sketch = replace(run, data_root=tmp_path / "data" / "ood_sketch" / "000").load("test")
     assert sketch.classes == ["n00000000", "n00000002"] and sketch.labels is not None
     assert sketch.labels.tolist() == [0, 0]
-    again = imagenet100.prepare(photos, tmp_path / "data", None)  # links made earlier are replaced
+    again = imagenet100.prepare(photos, tmp_path / "data", None).root  # links made earlier are replaced
     assert replace(run, data_root=again).load("test").classes == [f"n0000000{c}" for c in range(3)]
 
 

@@ -42,7 +42,7 @@ from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput, unknown
 from nonneg.evaluate import measure
-from nonneg.experiments import ACCURACIES, MEASURES, AnyRun, Experiment, begins, is_search, method_of
+from nonneg.experiments import ACCURACIES, MEASURES, AnyRun, Experiment, Found, begins, is_search, method_of
 from nonneg.features import Features
 from nonneg.figures import Column
 from nonneg.loop import Interrupted
@@ -115,12 +115,15 @@ def reproduce(
     if batch_size is not None:
         name, experiment = f"{name}-batch{batch_size}", _in_batches(experiment, batch_size)
     chosen = _chosen(experiment, only, seeds)
+    before = _results(name, experiment, results)
+    prepare = partial(experiment.prepare, data_root, runs / name / "data", classes)
+    found = prepare() if data_root is not None or classes is not None else Found(None)
+    _check_classes(found, before)
     if not report_only:
-        before = _results(name, experiment, results)
-        todo = [n for n in chosen if not _done(n, before.get(n), experiment, runs / name / n)]
-        root = experiment.prepare(data_root, runs / name / "data", classes) if todo else None
+        todo = [n for n in chosen if not _done(n, before.get(n), experiment, found, runs / name / n)]
+        found = found if found.root or not todo else prepare()  # which says what is wanted where data must be given
         for i, run_name in enumerate(todo):
-            run = replace(experiment.runs[run_name], data_root=root, device=device)
+            run = replace(experiment.runs[run_name], data_root=found.root, device=device)
             run = experiment.settle(run_name, run, _results(name, experiment, results))
             run = change(run) if change else run
             engine.say(f"{name}: {run_name}, {i + 1} of {len(todo)} to do")
@@ -133,17 +136,17 @@ def reproduce(
                         run = replace(run, pretrained=_start(run, experiment.starts[run_name], runs, change))
                     _put(results / f"{name}.jsonl", _classify_one(name, run_name, experiment, run, folder))
                 else:
-                    for line in _run_one(name, run_name, experiment, run, folder, results):
+                    for line in _run_one(name, run_name, experiment, found, run, folder, results):
                         _put(results / f"{name}.jsonl", line)
             if is_search(run_name):  # its line says what it was for, and weights take much room
                 rundir.keep_the_log(folder)
         with _named(f"drawing {name}"):
             try:
-                write_figures(name, experiment, results=results, runs=runs, data_root=root or data_root)
+                write_figures(name, experiment, results=results, runs=runs, data_root=found.root)
             except BadInput as error:  # the table does not need them
                 engine.say(f"figures of {name} are not drawn: {error}")
     elif data_root is not None:
-        for path in write_figures(name, experiment, results=results, runs=runs, data_root=data_root, anew=True):
+        for path in write_figures(name, experiment, results=results, runs=runs, data_root=found.root, anew=True):
             engine.say(f"drawn: {path}")
     rows = table(name, experiment, results)
     if not any(row.seeds for row in rows):
@@ -343,11 +346,23 @@ def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _done(run_name: str, line: dict[str, Any] | None, experiment: Experiment, folder: Path) -> bool:
+def _check_classes(found: Found, lines: Mapping[str, dict[str, Any]]) -> None:
+    """Refuse other classes than those that the results are of."""
+    for run_name, line in lines.items():
+        theirs = line.get("classes")
+        if found.classes and isinstance(theirs, list) and theirs != found.classes:
+            other = sorted({*found.classes} ^ {*theirs})[0]
+            raise BadInput(
+                f"the result of {run_name} is of {len(theirs)} classes, and these are {len(found.classes)} ({other} is "
+                "in one of them only): name the same --classes, or keep other --results and --runs"
+            )
+
+
+def _done(run_name: str, line: dict[str, Any] | None, experiment: Experiment, found: Found, folder: Path) -> bool:
     """Whether nothing is left to do: all is measured, or the model is gone and what there is must do, which is said."""
     if line is None:
         return False
-    missing = _missing(line["measures"], run_name, experiment)
+    missing = _missing(line["measures"], run_name, experiment, found)
     if not missing or (folder / "model.safetensors").exists():
         return not missing
     engine.say(
@@ -357,13 +372,13 @@ def _done(run_name: str, line: dict[str, Any] | None, experiment: Experiment, fo
     return True
 
 
-def _missing(numbers: Mapping[str, Any], run_name: str, experiment: Experiment) -> list[str]:
+def _missing(numbers: Mapping[str, Any], run_name: str, experiment: Experiment, found: Found) -> list[str]:
     """Of each stage of a run's evaluation that these numbers lack, the measure by which it is told."""
     if not isinstance(experiment.runs[run_name], Run):
         return []  # measured at once, so a line is whole
     stages = ["sparsity"]
     if not any(begins(run_name, wanted) for wanted in experiment.unprobed):
-        stages += ["probe_h"] if experiment.probe else []
+        stages += ["probe_h", *found.more] if experiment.probe else []
         stages += ["tune_h", "tune_z"] if experiment.tune else []
     return [key for key in stages if key not in numbers]
 
@@ -380,7 +395,7 @@ def _put(path: Path, line: dict[str, Any]) -> None:
 
 
 def _run_one(
-    name: str, run_name: str, experiment: Experiment, run: Run, folder: Path, results: Path
+    name: str, run_name: str, experiment: Experiment, found: Found, run: Run, folder: Path, results: Path
 ) -> Iterator[dict[str, Any]]:
     """Train (or go on, or load), evaluate on the same device, keep what later measures need.
 
@@ -392,14 +407,14 @@ def _run_one(
     line = _read_lines(results / f"{name}.jsonl").get(run_name)
     before = line if line and _same_run(line, run) else {"measures": {}, "evaluate_seconds": 0.0, "kept": []}
     began, kept = time.monotonic() - before["evaluate_seconds"], before["kept"]
-    if "sparsity" in _missing(before["measures"], run_name, experiment):
+    if "sparsity" in _missing(before["measures"], run_name, experiment, found):
         half = {k: v.bfloat16() if v.numel() > 10_000 else v for k, v in model.state_dict().items()}
         files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
         if experiment.probe and not is_search(run_name):  # one of the paper's tables: later measures need its features
             test = workflow.embed(folder, data[1], "test", run)
             kept = kept_features.keep(f"{name}-{run_name}", results / "features", test, run.seed)
     mode, precision = engine.choose(run.mode, run.precision, run.torch_device())
-    for numbers in evaluate(experiment, run, folder, model, data, before["measures"]):
+    for numbers in evaluate(experiment, found, run, folder, model, data, before["measures"]):
         line = _line(name, run_name, experiment, run, folder, numbers, began, data)
         yield {**line, "mode": mode, "precision": precision, "kept": kept}
 
@@ -519,6 +534,7 @@ def _trained(run: Run, folder: Path, data: Dataset, label: str) -> Encoder:
 
 def evaluate(
     experiment: Experiment,
+    found: Found,
     run: Run,
     folder: Path,
     model: Encoder,
@@ -531,7 +547,7 @@ def evaluate(
     """
     device, numbers = run.torch_device(), dict(before)
     how = {"seed": run.seed, "device": device, "mode": run.mode, "precision": run.precision}
-    missing = _missing(numbers, folder.name, experiment)
+    missing = _missing(numbers, folder.name, experiment, found)
     if "sparsity" in missing:
         train, test = (workflow.embed(folder, d, s, run) for d, s in zip(data, ("train", "test"), strict=True))
         measured = measure(train, test, device=device)
@@ -540,11 +556,11 @@ def evaluate(
         numbers |= activity(test.z)
         numbers |= experiment.also(train, test)
         yield numbers
-    if "probe_h" in missing:
+    if {"probe_h", *found.more} & set(missing):
         assert experiment.probe is not None
         probed = experiment.probe(model, *data, on=("h", "z"), **how)
-        numbers |= {f"probe_{place}": found.accuracy for place, found in probed.items()}
-        numbers |= {f"probe_{place}_train": found.train_accuracy for place, found in probed.items()}
+        numbers |= {f"probe_{place}": probe.accuracy for place, probe in probed.items()}
+        numbers |= {f"probe_{place}_train": probe.train_accuracy for place, probe in probed.items()}
         numbers |= experiment.more(probed, run)
         yield numbers
     for place in ("h", "z"):
@@ -696,9 +712,16 @@ def _kept_columns(
     for run_name in chosen:
         line, path = lines.get(run_name), _kept_path(name, run_name, results)
         if line is None or not path.exists():
+            engine.say(f"{run_name} is not drawn: {'it is not run' if line is None else f'there is no {path}'}")
             continue
         run, kept = replace(experiment.runs[run_name], data_root=data_root), kept_features.load(path)
         data, about = run.load("test"), run.to_json()
+        labels = None if data.labels is None else data.labels.numpy()
+        if kept.z.shape[0] != len(data) or not (kept.labels is None or np.array_equal(kept.labels, labels)):
+            raise BadInput(
+                f"{path} holds features of {kept.z.shape[0]} images, and those of {data.name} in {data_root} are "
+                f"{len(data)} others: name the data that the run was tested on with --data-root"
+            )
         made = Features(np.zeros((len(data), 0), np.float32), kept.z, kept.labels, data.ids)
         yield Column(
             title=line["method"],
