@@ -18,7 +18,7 @@ from nonneg import backbones, experiments, files, kept_features, reproduce
 from nonneg.errors import BadInput
 from nonneg.experiments import MEASURES, Experiment, cifar10, imagenet100, method_of
 from nonneg.kept_features import pack
-from nonneg.loop import Interrupted
+from nonneg.loop import Interrupted, TooLittleMemory
 from nonneg.reproduce import Row, rows_json
 from nonneg.run import ClassifierRun, Run
 
@@ -141,7 +141,8 @@ def test_the_spectral_trio_differs_in_map_and_penalty_and_only_cifar_is_probed(c
     shown = {(r.measure, r.method): r.ours for r in rows}
     assert shown["linear probe", "NCL, CIFAR-10"] == pytest.approx(100 * on_cifar["measures"]["probe_h"])
     assert ("linear probe", "NCL, digits") not in shown  # it is not a measure of that run
-    assert shown["linear probe", "SCL, CIFAR-10"] is None  # it is, and was not run
+    assert find(go(tmp_path, None, "spectral", report_only=True), "linear probe", "SCL, CIFAR-10").ours is None  # type: ignore[arg-type]
+    assert ("linear probe", "SCL, CIFAR-10") not in shown  # it was not asked for
     assert not any(row.method == "search" for row in rows)
     again = go(tmp_path, cifar, "spectral", only=["ncl", "digits-ncl-s0"])
     assert again == rows and len(lines(tmp_path, "spectral-1epochs")) == 5
@@ -421,6 +422,20 @@ def test_a_half_measured_run_whose_model_is_gone_is_said_to_be(
     assert "cl-s0 was not fully measured (no tune_h, tune_z)" in said and "remove its line" in said
 
 
+def test_too_little_memory_is_told_with_the_flag_that_this_verb_has(
+    cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: object, **__: object) -> None:
+        raise TooLittleMemory("too little GPU memory: the run needs 2 GiB", 256, 32)
+
+    monkeypatch.setattr(reproduce, "train", short)
+    with pytest.raises(
+        BadInput, match=r"cl-s0: too little GPU memory: .* a smaller --batch-size \(now 256\)"
+    ) as caught:
+        go(tmp_path, cifar, only=("cl-s0",))
+    assert "--image-size" not in str(caught.value) and "--backbone" not in str(caught.value)
+
+
 def test_supcon_differs_as_declared_and_keeps_curves_from_which_its_figure_is_drawn(tmp_path: Path) -> None:
     runs = experiments.find("supcon").runs
     plain = cifar10.RUNS["cl-s0"].to_json()
@@ -468,6 +483,10 @@ def test_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
     assert cl.ours == pytest.approx(np.mean(three)) and cl.std == pytest.approx(np.std(three, ddof=1)) and cl.seeds == 3
     assert cl.cells() == ("linear probe", "CL", "87.6", "87.6 ± 0.5", "+0.0", "3")
     assert (ncl.std, ncl.seeds, ncl.cells()[3]) == (None, 1, "87.8")
+    only = reproduce.reproduce("cifar10", results=tmp_path, report_only=True, only=("cl",))
+    assert only == [row for row in rows if row.method == "CL"]
+    one = reproduce.reproduce("cifar10", results=tmp_path, report_only=True, only=("cl-s1",))
+    assert find(one, "linear probe", "CL").ours == pytest.approx(88.1) and find(one, "linear probe", "CL").seeds == 1
     assert find(rows, "fine-tune", "CL").cells() == ("fine-tune", "CL", "92.3", "not run", "", "0")
 
 
@@ -763,7 +782,9 @@ def test_the_search_comes_first_and_its_best_rate_is_used(tuned: tuple[Path, lis
     row = find(rows, "test accuracy", "NCE, digits, fine-tuned")
     assert row.ours == pytest.approx(100 * found["digits-tuned-nce-s0"]["measures"]["test_accuracy"])
     assert find(rows, "epochs to 95 % test accuracy", "CE, digits, fine-tuned").cells()[3] == "not reached"
-    assert find(rows, "test accuracy", "CE, CIFAR-100, from scratch").cells()[3] == "not run"
+    everything = go(place, place, "supervised", report_only=True)
+    assert find(everything, "test accuracy", "CE, CIFAR-100, from scratch").cells()[3] == "not run"
+    assert {row.method for row in rows} == {"CE, digits, fine-tuned", "NCE, digits, fine-tuned"}
     assert not any(row.method == "search" for row in rows)
     assert not any("30 %" in row.measure and "digits" in row.method for row in rows)
     with Image.open(place / "results" / "figures" / "supervised-1epochs.png") as picture:
@@ -776,7 +797,6 @@ def test_classifiers_are_not_trained_twice_and_wait_for_their_search(
     place, rows = tuned
     monkeypatch.setattr(reproduce, "_classify_one", lambda *_: pytest.fail("a classifier was started"))
     assert go(place, place, "supervised", change=tiny, only=("digits-tuned-ce", "digits-tuned-nce")) == rows
-    assert go(place, place, "supervised", report_only=True) == rows
     with pytest.raises(pytest.fail.Exception):
         go(place, place, "supervised", change=tiny, only=("digits-tuned-nce-s2",), seeds=3)
     with pytest.raises(

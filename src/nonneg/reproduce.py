@@ -45,7 +45,7 @@ from nonneg.evaluate import measure
 from nonneg.experiments import ACCURACIES, MEASURES, AnyRun, Experiment, Found, begins, is_search, method_of
 from nonneg.features import Features
 from nonneg.figures import Column
-from nonneg.loop import Interrupted
+from nonneg.loop import Interrupted, TooLittleMemory
 from nonneg.multimodal import PairRun
 from nonneg.run import ClassifierRun, Run
 from nonneg.train import describe, train
@@ -95,9 +95,9 @@ def reproduce(
 ) -> list[Row]:
     """Train and evaluate every declared run of an experiment that has no result yet, and return its table.
 
-    `only` names runs or their beginnings (cl, ncl-s1), `seeds` takes seeds below it, `report_only` reads the results
-    and, given the data, draws the figures from the features that were kept. `epochs` and
-    `batch_size` try everything shortened or in other batches, under a name of their own beside the real results.
+    `only` names runs or their beginnings (cl, ncl-s1), and the table is of them; `seeds` takes seeds below it.
+    `report_only` reads the results and, given the data, draws the figures from the features that were kept. `epochs`
+    and `batch_size` try everything shortened or in other batches, under a name of their own beside the real results.
     """
     _commit()  # now: what is changed or committed meanwhile is not what runs
     if name in analyses.names():
@@ -110,10 +110,9 @@ def reproduce(
     if name not in experiments.names():
         raise unknown("experiment", name, [*experiments.names(), *analyses.names()])
     experiment = experiments.find(name)
-    if epochs is not None:
-        name, experiment = f"{name}-{epochs}epochs", _shortened(experiment, epochs)
-    if batch_size is not None:
-        name, experiment = f"{name}-batch{batch_size}", _in_batches(experiment, batch_size)
+    name = kept_as(name, epochs=epochs, batch_size=batch_size)
+    experiment = experiment if epochs is None else _shortened(experiment, epochs)
+    experiment = experiment if batch_size is None else _in_batches(experiment, batch_size)
     chosen = _chosen(experiment, only, seeds)
     before = _results(name, experiment, results)
     prepare = partial(experiment.prepare, data_root, runs / name / "data", classes)
@@ -155,7 +154,13 @@ def reproduce(
         files.write_text(results / f"{name}.md", as_markdown(rows))
         if picture := experiment.draw and experiment.draw(_results(name, experiment, results)):
             _write_figure(results / "figures" / f"{name}.png", picture)
-    return rows
+    return table(name, experiment, results, only) if only else rows
+
+
+def kept_as(name: str, *, epochs: int | None, batch_size: int | None) -> str:
+    """The name under which an experiment's results are kept, shortened or in other batches."""
+    shorter = "" if epochs is None else f"-{epochs}epochs"
+    return name + shorter + ("" if batch_size is None else f"-batch{batch_size}")
 
 
 def analyse(
@@ -247,15 +252,16 @@ def _analysis_table(analysis: analyses.Analysis, lines: Mapping[str, dict[str, A
     return rows
 
 
-def table(name: str, experiment: Experiment, results: Path) -> list[Row]:
-    """A row for every measure and method that is declared, from the results there are."""
-    done, rows = _results(name, experiment, results), []
+def table(name: str, experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[Row]:
+    """A row for every measure and method that is declared, from the results there are; or for `only` those runs."""
+    asked = {n for n in experiment.runs if not only or any(begins(n, wanted) for wanted in only)}
+    done, rows, methods = _results(name, experiment, results), [], {method_of(n) for n in asked}
     for key in experiment.table:
         text, scale = MEASURES[key]
         for method, called in experiment.methods.items():
-            if not experiment.rows(key, method):
+            if method not in methods or not experiment.rows(key, method):
                 continue
-            mine = [line["measures"] for run_name, line in done.items() if method_of(run_name) == method]
+            mine = [line["measures"] for n, line in done.items() if n in asked and method_of(n) == method]
             mine = [measures[key] for measures in mine if key in measures]
             values = [scale * v for v in mine if v is not None]
             whole = len(values) == len(mine)  # else the mean would be of those seeds alone that came so far
@@ -479,11 +485,16 @@ def _pair_one(name: str, run_name: str, experiment: Experiment, run: PairRun, fo
 
 @contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Say of work that was stopped which it was, and that it can go on."""
+    """Say of work that stopped which it was, and how it can go on."""
     try:
         yield
     except Interrupted:
         raise Interrupted(f"{what} was stopped; nothing is lost. Continue with the same command") from None
+    except TooLittleMemory as error:
+        raise BadInput(
+            f"{what}: {error.need}; try a smaller --batch-size (now {error.batch_size}), whose results are kept apart, "
+            "or a GPU with more memory"
+        ) from error
     except KeyboardInterrupt:  # while measuring, where no step is waited for
         raise Interrupted(
             f"{what} was stopped; nothing that was finished is lost. Continue with the same command"
