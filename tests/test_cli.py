@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nonneg import cli, theory, workflow
+from nonneg import cli, progress, theory, workflow
 
 SMALL = ["--backbone", "small_net:width=4", "--projector", "32", "16", "--epochs", "1", "--batch-size", "16"]
 
@@ -42,8 +42,9 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_a_folder_of_unlabelled_photos_from_training_to_report(
-    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     out = tmp_path / "run"
     code, text, err = run(
         capsys, "train", "folder", "--data-root", photos, "--image-size", 32, "--out", out, *SMALL, "--json"

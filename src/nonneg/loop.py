@@ -272,10 +272,9 @@ def _loop(job: Job, s: State, step: Callable[[], None], done: int) -> None:
     look = READ_EVERY if s.totals.is_cuda else 1  # on a CPU a look costs nothing, and steps may be slow
     with ExitStack() as stack:
         stop = stack.enter_context(_stop_requested()) if keep else threading.Event()
-        advance = stack.enter_context(progress.bar(job.label, total))
+        advance = stack.enter_context(progress.bar(job.label, total, done=done))
         log = stack.enter_context(_log(job, keep, done)) if keep else None
         feed = stack.enter_context(_feeder(job, s, log))
-        advance(done)
         while at < total:
             if at % per_epoch == 0:
                 s.order.copy_(s.shuffle(generator=s.generator))
