@@ -81,6 +81,7 @@ def test_every_experiment_is_found_by_its_file_and_declares_sound_runs() -> None
         "imagenet100",
         "maps",
         "multimodal",
+        "recipe",
         "spectral",
         "sprites",
         "supcon",
@@ -115,6 +116,22 @@ def test_the_declared_recipes_are_the_papers() -> None:
     assert on_digits == {"identity", "relu", "rep_relu", "softplus", "sigmoid", "exp"}
     assert {run.epochs for name, run in maps.items() if name.startswith("cifar10-50-")} == {50}
     assert maps["cifar10-rep_relu-s0"] == cifar10.RUNS["ncl-s0"]  # which is why it may be borrowed
+
+
+def test_the_recipe_is_changed_one_thing_at_a_time_and_ours_is_borrowed(tmp_path: Path) -> None:
+    runs = experiments.find("recipe").runs
+    ours = experiments.find("cifar100").runs["cl-s0"].to_json()
+    changed = {n: {k: v for k, v in run.to_json().items() if v != ours[k]} for n, run in runs.items()}
+    pad, views = {"backbone": "resnet18:pad=2"}, {"batch_norm": "per_view"}
+    assert changed == {"ours-s0": {}, "pad-s0": pad, "views-s0": views, "both-s0": pad | views}
+    write_lines(tmp_path / "cifar100.jsonl", {"cl-s0": 0.607})
+    rows = reproduce.reproduce("recipe", results=tmp_path, report_only=True)
+    assert [(r.paper, r.ours) for r in rows if r.measure == "linear probe"] == [
+        (None, pytest.approx(60.7)),
+        (None, None),
+        (None, None),
+        (58.6, None),
+    ]
 
 
 def test_the_spectral_trio_differs_in_map_and_penalty_and_only_cifar_is_probed(cifar: Path, tmp_path: Path) -> None:

@@ -556,10 +556,11 @@ def make_reproduction(
       nonneg reproduce imagenet100 --data-root imagenet/ --classes classes.txt
 
     Args:
-        experiment: cifar10, cifar100, maps, spectral, supcon, supervised, multimodal, sprites, wide or imagenet100; or,
-            asked of their runs: bytes, selection, disentanglement, robustness, identifiability or practice.
+        experiment: cifar10, cifar100, recipe, maps, spectral, supcon, supervised, multimodal, sprites, wide or
+            imagenet100; or, asked of their runs: bytes, selection, disentanglement, robustness, identifiability or
+            practice.
         data_root: Where the data are; left out, CIFAR is downloaded.
-        only: Only these runs, by name or beginning (cl, ncl-s1).
+        only: Only these runs, by name or beginning (cl, ncl-s1); the table is of them alone.
         seeds: Only this many seeds.
         report_only: Train nothing; print the table of what was measured, and with --data-root draw its figures.
         epochs: Try everything shortened; kept apart from the real results.
