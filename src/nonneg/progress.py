@@ -56,12 +56,13 @@ def _bar(description: str, pace: Pace) -> Iterator[Callable[..., None]]:
         TextColumn("left {task.fields[left]} {task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=console) as live:
-        task = live.add_task(label, total=pace.total, completed=pace.done, count="", left="-:--:--", note="")
+        task, said = live.add_task(label, total=pace.total, completed=pace.done, count="", left="", note=""), ""
 
         def advance(n: int = 1, note: str | None = None) -> None:
+            nonlocal said
             pace.advance(n)
-            said = {} if note is None else {"note": _cut(note, room - len(label) - wide)}
-            live.update(task, advance=n, count=f"{pace.done}/{pace.total}", left=pace.left(), **said)
+            said = said if note is None else _cut(note, room - len(label) - wide)
+            live.update(task, advance=n, count=f"{pace.done}/{pace.total}", left=pace.left(), note=said)
 
         advance(0)
         yield advance

@@ -727,8 +727,10 @@ def _kept_columns(
             continue
         run, kept = replace(experiment.runs[run_name], data_root=data_root), kept_features.load(path)
         data, about = run.load("test"), run.to_json()
-        labels = None if data.labels is None else data.labels.numpy()
-        if kept.z.shape[0] != len(data) or not (kept.labels is None or np.array_equal(kept.labels, labels)):
+        fit = kept.z.shape[0] == len(data)
+        if kept.labels is not None and data.labels is not None:
+            fit = fit and np.array_equal(kept.labels, data.labels.numpy())
+        if not fit:
             raise BadInput(
                 f"{path} holds features of {kept.z.shape[0]} images, and those of {data.name} in {data_root} are "
                 f"{len(data)} others: name the data that the run was tested on with --data-root"
