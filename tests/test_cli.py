@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from nonneg import cli, theory, workflow
+from nonneg import cli, progress, theory, workflow
 
 SMALL = ["--backbone", "small_net:width=4", "--projector", "32", "16", "--epochs", "1", "--batch-size", "16"]
 
@@ -41,8 +42,9 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_a_folder_of_unlabelled_photos_from_training_to_report(
-    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     out = tmp_path / "run"
     code, text, err = run(
         capsys, "train", "folder", "--data-root", photos, "--image-size", 32, "--out", out, *SMALL, "--json"
@@ -266,6 +268,18 @@ def test_the_installed_command_prints_help_and_version() -> None:
         assert done.returncode == 0 and done.stdout
 
 
+def test_too_little_memory_outside_training_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def short(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has ...")
+
+    monkeypatch.setattr(workflow, "demo", short)
+    code, out, err = run(capsys, "demo")
+    assert (code, out) == (1, "") and "unexpected" not in err
+    assert err.startswith("nonneg: too little GPU memory: the run needs 1.50 GiB") and "end what else uses" in err
+
+
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "evaluate", "nowhere", "--debug")
     assert code == 1 and "Traceback" in err
@@ -278,6 +292,8 @@ def test_the_committed_results_are_printed_without_a_gpu(capsys: pytest.CaptureF
     assert code == 0 and all(set(r) == {"measure", "method", "paper", "ours", "std", "seeds"} for r in rows)
     probe = next(r for r in rows if r["measure"] == "linear probe" and r["method"] == "NCL")
     assert probe["paper"] == 87.8 and probe["seeds"] >= 1 and abs(probe["ours"] - 87.8) < 1.0
+    flags = ["--report-only", "--epochs", "2", "--batch-size", "64", "--results", results]
+    assert "cifar10-2epochs-batch64" in run(capsys, "reproduce", "cifar10", *flags)[1]  # the title
 
 
 def test_theory_prints_rows_writes_a_page_and_refuses_impossible_worlds(

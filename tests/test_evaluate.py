@@ -34,6 +34,7 @@ from nonneg import (
     maps,
     on_images,
     probes,
+    progress,
     rundir,
     workflow,
 )
@@ -302,8 +303,9 @@ def evaluated(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, d
 
 
 def test_all_of_a_run_with_every_group_its_data_allow(
-    copied: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+    copied: Path, pictures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)  # without a terminal, a line for each step
     a, b = copied / "a", copied / "b"
     flags = ["--all", "--judge", b, "--against", b, "--ood", f"same={pictures}", "--ood", f"twin={pictures}"]
     code, found, err = evaluated(capsys, a, *flags, "--heavy", "--subset", 30)

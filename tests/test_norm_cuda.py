@@ -98,10 +98,11 @@ def test_the_same_input_gives_the_same_bits() -> None:
 
 
 @kernel
-def test_a_network_learns_the_same_from_both(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pad", [1, 2])
+def test_a_network_learns_the_same_from_both(pad: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
-    net = backbones.resnet18(3).to(DEVICE)
+    net = backbones.resnet18(3, pad=pad).to(DEVICE)
     twin = copy.deepcopy(net)
     x = images(16, 3, 16, seed=0)
     net(x).square().sum().backward()

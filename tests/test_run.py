@@ -122,11 +122,17 @@ def test_cl_and_ncl_differ_in_one_word() -> None:
     assert {k for k in cl if cl[k] != ncl[k]} == {"map"}
 
 
-def test_a_missing_gpu_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_gpu_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         assert Run().torch_device().type == "cpu"
         engine.SAID.clear()
         assert Run(device="cuda").torch_device().type == "cpu"
         assert "no GPU here; computing on the CPU" in capsys.readouterr().err
-    with pytest.raises(BadInput, match="unknown device"):
-        Run(device="gpu").torch_device()
+    for name in ("gpu", "mps", "meta"):
+        with pytest.raises(BadInput, match=f"unknown device '{name}'"):
+            Run(device=name).torch_device()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert Run(device="cuda:1").torch_device().index == 1
+    with pytest.raises(BadInput, match="--device cuda:2: the GPUs here are cuda:0 to cuda:1"):
+        Run(device="cuda:2").torch_device()

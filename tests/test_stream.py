@@ -18,8 +18,10 @@ from nonneg import augment, backbones, data, files, loop, rundir, train
 from nonneg.data import Dataset, Files
 from nonneg.data.memory import free_bytes
 from nonneg.data.stream import RING, Decoders, Source, in_order, replace_unreadable
+from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
 from nonneg.features import extract
+from nonneg.finetune import scores
 from nonneg.run import FOLDER
 
 CPU = torch.device("cpu")
@@ -371,6 +373,28 @@ def test_too_little_memory_says_what_to_lower(hidden: bool, both: tuple[Dataset,
         BadInput, match=r"too little GPU memory: the run needs 2.50 GiB.*--batch-size \(now 8\).*now 16"
     ):
         train(replace(RUN, loss=greedy), tmp_path / "a", data=both[0])
+
+
+def test_where_memory_is_short_features_and_accuracies_are_taken_in_parts(
+    both: tuple[Dataset, Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Encoder(partial(backbones.small_net, width=4), projector=(8, 6), channels=both[0].channels).eval()
+    data, head = both[0], torch.nn.Linear(6, 2)
+    whole, right = extract(model, data), scores(model, {"z": head}, data)
+    fits, small = 5, model.features
+
+    def features(x: torch.Tensor) -> torch.Tensor:
+        if len(x) > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
+        return small(x)
+
+    monkeypatch.setattr(model, "features", features)
+    parts, again = extract(model, data), scores(model, {"z": head}, data)
+    assert np.allclose(parts.h, whole.h, atol=1e-6) and np.allclose(parts.z.toarray(), whole.z.toarray(), atol=1e-6)
+    assert parts.ids == whole.ids and again["z"] == pytest.approx(right["z"], abs=1e-6)
+    fits = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        extract(model, data)
 
 
 def test_other_errors_of_a_step_are_not_taken_for_it(both: tuple[Dataset, Dataset], tmp_path: Path) -> None:

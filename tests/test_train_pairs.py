@@ -382,8 +382,12 @@ def test_the_experiment_trains_measures_and_draws(tmp_path: Path) -> None:
     assert line["temperature"] and line["run"]["text"] == "bag:width=16" and "data_root" not in line["run"]
     found = {(r.measure, r.method): r.ours for r in rows}
     assert found["sparsity, images", "NCL, spectral, digits"] is not None
-    assert found["sparsity, images", "NCL, spectral, emoji"] is None
-    assert (tmp_path / "results" / "figures" / "multimodal-digits.png").stat().st_size > 1000
-    assert (tmp_path / "runs" / "multimodal" / "report-digits.html").exists()
+    assert not any("emoji" in row.method for row in rows)  # they were not asked for
+    picture, page = tmp_path / "results" / "figures" / "multimodal-digits.png", tmp_path / "runs" / "multimodal"
+    assert picture.stat().st_size > 1000
+    (page / "report-digits.html").unlink()  # as if the drawing had been stopped
+    reproduce.reproduce("multimodal", only=["digits-ncl"], seeds=1, change=short, **where)  # pyright: ignore
+    drawn = (page / "report-digits.html").stat().st_mtime_ns, picture.stat().st_mtime_ns
     again = reproduce.reproduce("multimodal", only=["digits-ncl"], seeds=1, change=short, **where)  # pyright: ignore
     assert again == rows and len((tmp_path / "results" / "multimodal.jsonl").read_text().splitlines()) == 2
+    assert drawn == ((page / "report-digits.html").stat().st_mtime_ns, picture.stat().st_mtime_ns)

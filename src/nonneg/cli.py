@@ -19,7 +19,7 @@ from rich.table import Column, Table
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
 import nonneg
-from nonneg import explain, files, multimodal, reproduce, rundir, supervised, workflow
+from nonneg import engine, explain, files, multimodal, reproduce, rundir, supervised, workflow
 from nonneg.errors import BadInput, unknown
 from nonneg.loop import Interrupted
 from nonneg.multimodal import PAIR_RECIPES, PairRun
@@ -556,10 +556,11 @@ def make_reproduction(
       nonneg reproduce imagenet100 --data-root imagenet/ --classes classes.txt
 
     Args:
-        experiment: cifar10, cifar100, maps, spectral, supcon, supervised, multimodal, sprites, wide or imagenet100; or,
-            asked of their runs: bytes, selection, disentanglement, robustness, identifiability or practice.
+        experiment: cifar10, cifar100, recipe, maps, spectral, supcon, supervised, multimodal, sprites, wide or
+            imagenet100; or, asked of their runs: bytes, selection, disentanglement, robustness, identifiability or
+            practice.
         data_root: Where the data are; left out, CIFAR is downloaded.
-        only: Only these runs, by name or beginning (cl, ncl-s1).
+        only: Only these runs, by name or beginning (cl, ncl-s1); the table is of them alone.
         seeds: Only this many seeds.
         report_only: Train nothing; print the table of what was measured, and with --data-root draw its figures.
         epochs: Try everything shortened; kept apart from the real results.
@@ -586,7 +587,7 @@ def make_reproduction(
     if json:
         _print_json(reproduce.rows_json(rows))
         return
-    table = Table(*reproduce.HEADER, title=experiment)
+    table = Table(*reproduce.HEADER, title=reproduce.kept_as(experiment, epochs=epochs, batch_size=batch_size))
     for row in rows:
         table.add_row(*row.cells())
     screen.print(table)
@@ -673,6 +674,9 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
+        if need := engine.lack_of_memory(error):
+            print(f"nonneg: {need}; end what else uses the GPU, and give the same command again", file=sys.stderr)
+            sys.exit(1)
         print(f"nonneg: unexpected {type(error).__name__}: {error} (add --debug for the traceback)", file=sys.stderr)
         sys.exit(1)
 

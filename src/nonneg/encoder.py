@@ -56,6 +56,17 @@ class Encoder(nn.Module):
         return self.map(self.projector(self.features(x)))
 
 
+def in_parts(f: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor) -> tuple[Tensor, ...]:
+    """f(x) row by row; where a GPU has too little memory for all rows at once, of one half and then of the other."""
+    try:
+        return f(x)
+    except torch.OutOfMemoryError:
+        if len(x) < 2:
+            raise
+    halves = [in_parts(f, half) for half in x.tensor_split(2)]  # not above, where the error holds what f had made
+    return tuple(torch.cat(parts) for parts in zip(*halves, strict=True))
+
+
 def mlp(widths: list[int]) -> nn.Sequential:
     """Linear-ReLU-...-Linear without batch norm; nothing at all for a single width."""
     layers: list[nn.Module] = []

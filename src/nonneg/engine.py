@@ -1,6 +1,7 @@
 """How a step is executed - eagerly, compiled, captured whole in one CUDA graph, or both - and how its counters are read
 without making the device wait."""
 
+import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -63,6 +64,24 @@ def on(device: torch.device) -> Iterator[None]:
     """Make `device` the current GPU, where streams, graphs and events are created."""
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         yield
+
+
+def lack_of_memory(error: BaseException | None) -> str:
+    """How much memory a GPU lacked, if that led to `error` (a graph that could not be recorded hides it), or nothing.
+
+    On the current device, see `on`.
+    """
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    if error is None:
+        return ""
+    asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+    held = ""
+    if torch.cuda.is_available():
+        free, whole = (x / 2**30 for x in torch.cuda.mem_get_info())
+        most = torch.cuda.max_memory_reserved() / 2**30
+        held = f" beyond the {most:.1f} GiB it had taken, and of the GPU's {whole:.1f} GiB {free:.1f} are free"
+    return f"too little GPU memory: the run needs {asked[1] if asked else 'more'}{held}"
 
 
 def fuser(mode: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

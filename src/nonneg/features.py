@@ -16,7 +16,7 @@ from torch import Tensor
 from nonneg import files, progress
 from nonneg.data import Dataset
 from nonneg.data.stream import in_order
-from nonneg.encoder import Encoder
+from nonneg.encoder import Encoder, in_parts
 from nonneg.errors import BadInput
 
 
@@ -70,12 +70,16 @@ def extract(
         )
     encoder, device = encoder.to(device).eval(), torch.device(device)
     apply = map or encoder.map
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = encoder.features(x.float() / 255)
+        return h, apply(encoder.projector(h))
+
     hs, zs, missing = [], [], []
     with progress.bar(f"features of {data.name}", len(data)) as advance:
         at = 0
         for x, bad in in_order(data.images, batch_size=batch_size, device=device):
-            h = encoder.features(x.to(device, non_blocking=True).float() / 255)
-            z = apply(encoder.projector(h))
+            h, z = in_parts(both, x.to(device, non_blocking=True))
             hs.append(h.float().cpu().numpy())
             zs.append(sp.csr_array(z.float().cpu().numpy()))
             missing += [(at + row, why) for row, why in sorted(bad.items())]

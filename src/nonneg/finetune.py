@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from nonneg import augment, backbones, engine, loop, optim, rundir, steps
 from nonneg.data import Dataset, stream
-from nonneg.encoder import Encoder
+from nonneg.encoder import Encoder, in_parts
 from nonneg.errors import BadInput
 from nonneg.loop import Job, Keep, Rows, State
 
@@ -175,19 +175,23 @@ def scores(
     encoder = encoder.to(device).eval()
     right = torch.zeros(len(heads), dtype=torch.int64, device=device)
     losses, unread = torch.zeros(len(heads), dtype=torch.float64, device=device), 0
+
+    def logits(images: Tensor) -> tuple[Tensor, ...]:
+        x = (images.float() / 255).contiguous(memory_format=torch.channels_last)
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            return tuple(_logits(encoder, heads, x).values())
+
     batches = stream.in_order(data.images, batch_size=batch_size, device=device)
     for (images, bad), labels in zip(batches, data.labels.split(batch_size), strict=True):
         y = labels.clone()
         y[list(bad)] = -1  # an image that cannot be read is an answer missed
-        x, y = images.to(device, non_blocking=True).float() / 255, y.to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            logits = _logits(encoder, heads, x.contiguous(memory_format=torch.channels_last))
-        right += torch.stack([(v.argmax(1) == y).sum() for v in logits.values()])
-        each = [F.cross_entropy(v, y, ignore_index=-1, reduction="sum") for v in logits.values()]
+        found, y = in_parts(logits, images.to(device, non_blocking=True)), y.to(device)
+        right += torch.stack([(v.argmax(1) == y).sum() for v in found])
+        each = [F.cross_entropy(v, y, ignore_index=-1, reduction="sum") for v in found]
         losses, unread = losses + torch.stack(each), unread + len(bad)
     n = len(data)
-    found = zip(heads, right.tolist(), losses.tolist(), strict=True)
-    return {place: Score(count / n, loss / max(n - unread, 1)) for place, count, loss in found}
+    by_head = zip(heads, right.tolist(), losses.tolist(), strict=True)
+    return {place: Score(count / n, loss / max(n - unread, 1)) for place, count, loss in by_head}
 
 
 def _logits(encoder: Encoder, heads: nn.ModuleDict | Mapping[str, nn.Module], x: Tensor) -> dict[str, Tensor]:

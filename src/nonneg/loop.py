@@ -6,7 +6,6 @@ batch is brought to the device before each step, and all else is the same.
 """
 
 import math
-import re
 import signal
 import threading
 import time
@@ -31,6 +30,17 @@ READ_EVERY = 16  # steps between two looks at the counters of a GPU
 
 class Interrupted(BadInput):
     """Training was stopped on request; what it says is how to resume."""
+
+
+class TooLittleMemory(BadInput):
+    """A GPU has too little memory for a batch: `need` says how much it would take, the message also what to lower."""
+
+    def __init__(self, need: str, batch_size: int, image_size: int) -> None:
+        self.need, self.batch_size = need, batch_size
+        super().__init__(
+            f"{need}; lower --batch-size (now {batch_size}) or --image-size (now {image_size}), or take a smaller "
+            "--backbone or --projector"
+        )
 
 
 @dataclass(frozen=True)
@@ -262,10 +272,9 @@ def _loop(job: Job, s: State, step: Callable[[], None], done: int) -> None:
     look = READ_EVERY if s.totals.is_cuda else 1  # on a CPU a look costs nothing, and steps may be slow
     with ExitStack() as stack:
         stop = stack.enter_context(_stop_requested()) if keep else threading.Event()
-        advance = stack.enter_context(progress.bar(job.label, total))
+        advance = stack.enter_context(progress.bar(job.label, total, done=done))
         log = stack.enter_context(_log(job, keep, done)) if keep else None
         feed = stack.enter_context(_feeder(job, s, log))
-        advance(done)
         while at < total:
             if at % per_epoch == 0:
                 s.order.copy_(s.shuffle(generator=s.generator))
@@ -369,27 +378,9 @@ def _memory_named(job: Job) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        short = _out_of_memory(error)
-        if short is None:
-            raise
-        asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(short))
-        held = ""
-        if job.device.type == "cuda":
-            free, whole = (x / 2**30 for x in torch.cuda.mem_get_info(job.device))
-            most = torch.cuda.max_memory_reserved(job.device) / 2**30
-            held = f" beyond the {most:.1f} GiB it had taken, and of the GPU's {whole:.1f} GiB {free:.1f} are free"
-        size = job.rows.dataset.image_size
-        raise BadInput(
-            f"too little GPU memory: the run needs {asked[1] if asked else 'more'}{held}; lower --batch-size (now "
-            f"{job.batch_size}) or --image-size (now {size}), or take a smaller --backbone or --projector"
-        ) from error
-
-
-def _out_of_memory(error: BaseException | None) -> torch.OutOfMemoryError | None:
-    """The lack of memory that led to `error`: a CUDA graph that could not be recorded hides it behind its own."""
-    while error is not None and not isinstance(error, torch.OutOfMemoryError):
-        error = error.__cause__ or error.__context__
-    return error
+        if need := engine.lack_of_memory(error):
+            raise TooLittleMemory(need, job.batch_size, job.rows.dataset.image_size) from error
+        raise
 
 
 def _check_finite(totals: dict[str, float], at: int, job: Job) -> None:

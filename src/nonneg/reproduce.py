@@ -42,10 +42,10 @@ from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput, unknown
 from nonneg.evaluate import measure
-from nonneg.experiments import ACCURACIES, MEASURES, AnyRun, Experiment, begins, is_search, method_of
+from nonneg.experiments import ACCURACIES, MEASURES, AnyRun, Experiment, Found, begins, is_search, method_of
 from nonneg.features import Features
 from nonneg.figures import Column
-from nonneg.loop import Interrupted
+from nonneg.loop import Interrupted, TooLittleMemory
 from nonneg.multimodal import PairRun
 from nonneg.run import ClassifierRun, Run
 from nonneg.train import describe, train
@@ -95,9 +95,9 @@ def reproduce(
 ) -> list[Row]:
     """Train and evaluate every declared run of an experiment that has no result yet, and return its table.
 
-    `only` names runs or their beginnings (cl, ncl-s1), `seeds` takes seeds below it, `report_only` reads the results
-    and, given the data, draws the figures from the features that were kept. `epochs` and
-    `batch_size` try everything shortened or in other batches, under a name of their own beside the real results.
+    `only` names runs or their beginnings (cl, ncl-s1), and the table is of them; `seeds` takes seeds below it.
+    `report_only` reads the results and, given the data, draws the figures from the features that were kept. `epochs`
+    and `batch_size` try everything shortened or in other batches, under a name of their own beside the real results.
     """
     _commit()  # now: what is changed or committed meanwhile is not what runs
     if name in analyses.names():
@@ -110,36 +110,42 @@ def reproduce(
     if name not in experiments.names():
         raise unknown("experiment", name, [*experiments.names(), *analyses.names()])
     experiment = experiments.find(name)
-    if epochs is not None:
-        name, experiment = f"{name}-{epochs}epochs", _shortened(experiment, epochs)
-    if batch_size is not None:
-        name, experiment = f"{name}-batch{batch_size}", _in_batches(experiment, batch_size)
+    name = kept_as(name, epochs=epochs, batch_size=batch_size)
+    experiment = experiment if epochs is None else _shortened(experiment, epochs)
+    experiment = experiment if batch_size is None else _in_batches(experiment, batch_size)
     chosen = _chosen(experiment, only, seeds)
+    before = _results(name, experiment, results)
+    prepare = partial(experiment.prepare, data_root, runs / name / "data", classes)
+    found = prepare() if data_root is not None or classes is not None else Found(None)
+    _check_classes(found, before)
     if not report_only:
-        before = _results(name, experiment, results)
-        todo = [n for n in chosen if not _done(before.get(n), experiment, runs / name / n)]
-        root = experiment.prepare(data_root, runs / name / "data", classes) if todo else None
+        todo = [n for n in chosen if not _done(n, before.get(n), experiment, found, runs / name / n)]
+        found = found if found.root or not todo else prepare()  # which says what is wanted where data must be given
         for i, run_name in enumerate(todo):
-            run = replace(experiment.runs[run_name], data_root=root, device=device)
+            run = replace(experiment.runs[run_name], data_root=found.root, device=device)
             run = experiment.settle(run_name, run, _results(name, experiment, results))
             run = change(run) if change else run
             engine.say(f"{name}: {run_name}, {i + 1} of {len(todo)} to do")
             folder = runs / name / run_name
-            if isinstance(run, PairRun):
-                _put(results / f"{name}.jsonl", _pair_one(name, run_name, experiment, run, folder))
-            elif isinstance(run, ClassifierRun):
-                if run_name in experiment.starts:
-                    run = replace(run, pretrained=_start(run, experiment.starts[run_name], runs, change))
-                _put(results / f"{name}.jsonl", _classify_one(name, run_name, experiment, run, folder))
-            else:
-                for line in _run_one(name, run_name, experiment, run, folder, results):
-                    _put(results / f"{name}.jsonl", line)
+            with _named(run_name):
+                if isinstance(run, PairRun):
+                    _put(results / f"{name}.jsonl", _pair_one(name, run_name, experiment, run, folder))
+                elif isinstance(run, ClassifierRun):
+                    if run_name in experiment.starts:
+                        run = replace(run, pretrained=_start(run, experiment.starts[run_name], runs, change))
+                    _put(results / f"{name}.jsonl", _classify_one(name, run_name, experiment, run, folder))
+                else:
+                    for line in _run_one(name, run_name, experiment, found, run, folder, results):
+                        _put(results / f"{name}.jsonl", line)
             if is_search(run_name):  # its line says what it was for, and weights take much room
                 rundir.keep_the_log(folder)
-        if any(run_name in todo for run_name in experiment.show):
-            write_figures(name, experiment, results=results, runs=runs)
+        with _named(f"drawing {name}"):
+            try:
+                write_figures(name, experiment, results=results, runs=runs, data_root=found.root)
+            except BadInput as error:  # the table does not need them
+                engine.say(f"figures of {name} are not drawn: {error}")
     elif data_root is not None:
-        for path in write_figures(name, experiment, results=results, runs=runs, data_root=data_root):
+        for path in write_figures(name, experiment, results=results, runs=runs, data_root=found.root, anew=True):
             engine.say(f"drawn: {path}")
     rows = table(name, experiment, results)
     if not any(row.seeds for row in rows):
@@ -148,7 +154,13 @@ def reproduce(
         files.write_text(results / f"{name}.md", as_markdown(rows))
         if picture := experiment.draw and experiment.draw(_results(name, experiment, results)):
             _write_figure(results / "figures" / f"{name}.png", picture)
-    return rows
+    return table(name, experiment, results, only) if only else rows
+
+
+def kept_as(name: str, *, epochs: int | None, batch_size: int | None) -> str:
+    """The name under which an experiment's results are kept, shortened or in other batches."""
+    shorter = "" if epochs is None else f"-{epochs}epochs"
+    return name + shorter + ("" if batch_size is None else f"-batch{batch_size}")
 
 
 def analyse(
@@ -185,7 +197,8 @@ def analyse(
             engine.say(f"{name}: {of} {group}, {i + 1} of {len(todo)} to do")
             began = time.monotonic()
             asked = [subjects[of][run_name] for run_name in mine]
-            measures = analysis.ask(asked)
+            with _named(f"{of} {group}"):
+                measures = analysis.ask(asked)
             line = {
                 "name": f"{of}-{group}",
                 "runs": mine,
@@ -239,15 +252,16 @@ def _analysis_table(analysis: analyses.Analysis, lines: Mapping[str, dict[str, A
     return rows
 
 
-def table(name: str, experiment: Experiment, results: Path) -> list[Row]:
-    """A row for every measure and method that is declared, from the results there are."""
-    done, rows = _results(name, experiment, results), []
+def table(name: str, experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[Row]:
+    """A row for every measure and method that is declared, from the results there are; or for `only` those runs."""
+    asked = {n for n in experiment.runs if not only or any(begins(n, wanted) for wanted in only)}
+    done, rows, methods = _results(name, experiment, results), [], {method_of(n) for n in asked}
     for key in experiment.table:
         text, scale = MEASURES[key]
         for method, called in experiment.methods.items():
-            if not experiment.rows(key, method):
+            if method not in methods or not experiment.rows(key, method):
                 continue
-            mine = [line["measures"] for run_name, line in done.items() if method_of(run_name) == method]
+            mine = [line["measures"] for n, line in done.items() if n in asked and method_of(n) == method]
             mine = [measures[key] for measures in mine if key in measures]
             values = [scale * v for v in mine if v is not None]
             whole = len(values) == len(mine)  # else the mean would be of those seeds alone that came so far
@@ -338,11 +352,41 @@ def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _done(line: dict[str, Any] | None, experiment: Experiment, folder: Path) -> bool:
-    """Whether nothing is left to do: all is measured, or the model is gone and what there is must do."""
+def _check_classes(found: Found, lines: Mapping[str, dict[str, Any]]) -> None:
+    """Refuse other classes than those that the results are of."""
+    for run_name, line in lines.items():
+        theirs = line.get("classes")
+        if found.classes and isinstance(theirs, list) and theirs != found.classes:
+            other = sorted({*found.classes} ^ {*theirs})[0]
+            raise BadInput(
+                f"the result of {run_name} is of {len(theirs)} classes, and these are {len(found.classes)} ({other} is "
+                "in one of them only): name the same --classes, or keep other --results and --runs"
+            )
+
+
+def _done(run_name: str, line: dict[str, Any] | None, experiment: Experiment, found: Found, folder: Path) -> bool:
+    """Whether nothing is left to do: all is measured, or the model is gone and what there is must do, which is said."""
     if line is None:
         return False
-    return experiment.tune is None or "tune_z" in line["measures"] or not (folder / "model.safetensors").exists()
+    missing = _missing(line["measures"], run_name, experiment, found)
+    if not missing or (folder / "model.safetensors").exists():
+        return not missing
+    engine.say(
+        f"{run_name} was not fully measured (no {', '.join(missing)}) and its model is gone; "
+        "remove its line from the results to train it again"
+    )
+    return True
+
+
+def _missing(numbers: Mapping[str, Any], run_name: str, experiment: Experiment, found: Found) -> list[str]:
+    """Of each stage of a run's evaluation that these numbers lack, the measure by which it is told."""
+    if not isinstance(experiment.runs[run_name], Run):
+        return []  # measured at once, so a line is whole
+    stages = ["sparsity"]
+    if not any(begins(run_name, wanted) for wanted in experiment.unprobed):
+        stages += ["probe_h", *found.more] if experiment.probe else []
+        stages += ["tune_h", "tune_z"] if experiment.tune else []
+    return [key for key in stages if key not in numbers]
 
 
 def _put(path: Path, line: dict[str, Any]) -> None:
@@ -357,27 +401,34 @@ def _put(path: Path, line: dict[str, Any]) -> None:
 
 
 def _run_one(
-    name: str, run_name: str, experiment: Experiment, run: Run, folder: Path, results: Path
+    name: str, run_name: str, experiment: Experiment, found: Found, run: Run, folder: Path, results: Path
 ) -> Iterator[dict[str, Any]]:
     """Train (or go on, or load), evaluate on the same device, keep what later measures need.
 
-    Yields the result's line after each stage of the evaluation, cheapest first: an interruption loses one stage.
+    Yields the result's line after each stage of the evaluation, cheapest first: an interruption loses one stage, and
+    what the line holds already is not measured again.
     """
-    train_data, test_data = run.load("train"), run.load("test")
-    with _named(run_name):
-        model = _trained(run, folder, train_data, f"training {run_name}")
-    began = time.monotonic()
-    train_z, test_z = (workflow.embed(folder, d, s, run) for d, s in ((train_data, "train"), (test_data, "test")))
-    half = {k: v.bfloat16() if v.numel() > 10_000 else v for k, v in model.state_dict().items()}
-    files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
-    keep = experiment.probe is not None and not is_search(
-        run_name
-    )  # one of the paper's tables, whose features later measures need
-    kept = kept_features.keep(f"{name}-{run_name}", results / "features", test_z, run.seed) if keep else []
+    data = run.load("train"), run.load("test")
+    model = _trained(run, folder, data[0], f"training {run_name}")
+    line = _read_lines(results / f"{name}.jsonl").get(run_name)
+    before = line if line and _same_run(line, run) else {"measures": {}, "evaluate_seconds": 0.0, "kept": []}
+    began, kept = time.monotonic() - before["evaluate_seconds"], before["kept"]
+    if "sparsity" in _missing(before["measures"], run_name, experiment, found):
+        half = {k: v.bfloat16() if v.numel() > 10_000 else v for k, v in model.state_dict().items()}
+        files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
+        if experiment.probe and not is_search(run_name):  # one of the paper's tables: later measures need its features
+            test = workflow.embed(folder, data[1], "test", run)
+            kept = kept_features.keep(f"{name}-{run_name}", results / "features", test, run.seed)
     mode, precision = engine.choose(run.mode, run.precision, run.torch_device())
-    for numbers in evaluate(experiment, run, folder, model, (train_data, train_z), (test_data, test_z)):
-        line = _line(name, run_name, experiment, run, folder, numbers, began, (train_data, test_data))
+    for numbers in evaluate(experiment, found, run, folder, model, data, before["measures"]):
+        line = _line(name, run_name, experiment, run, folder, numbers, began, data)
         yield {**line, "mode": mode, "precision": precision, "kept": kept}
+
+
+def _same_run(line: dict[str, Any], run: Run) -> bool:
+    """Whether a result's line is of a run with these settings; one that it does not name is the default."""
+    now, then = run.to_json(), {**Run().to_json(), **line["run"]}
+    return all(then[k] == v for k, v in now.items() if k not in rundir.FREE)
 
 
 def _classify_one(
@@ -385,8 +436,7 @@ def _classify_one(
 ) -> dict[str, Any]:  # fmt: skip
     """Train a classifier (or go on, or load), and measure it: its answers by epoch, its class weights, its features."""
     data = run.load("train"), run.load("test")
-    with _named(run_name):
-        model = supervised.trained(run, folder, data, f"training {run_name}")
+    model = supervised.trained(run, folder, data, f"training {run_name}")
     began = time.monotonic()
     log, test = rundir.read_log(folder), None if run.validation else data[1]
     found = supervised.measures(model, log, test, levels=ACCURACIES, device=run.torch_device())
@@ -411,16 +461,14 @@ def _start(run: ClassifierRun, start: tuple[str, str], runs: Path, change: Calla
         first = replace(first, data_root=run.data_root, device=run.device)
         first = change(first) if change else first
         engine.say(f"the classifiers begin with {of}'s {run_name}, which is not there: training it")
-        with _named(run_name):
-            _trained(first, folder, first.load("train"), f"training {run_name}")
+        _trained(first, folder, first.load("train"), f"training {run_name}")
     return folder
 
 
 def _pair_one(name: str, run_name: str, experiment: Experiment, run: PairRun, folder: Path) -> dict[str, Any]:
     """Train on images and texts (or go on, or load), and measure both encoders together."""
     train_data, test_data = run.load_pairs("train"), run.load_pairs("test")
-    with _named(run_name):
-        model = multimodal.trained(run, folder, train_data, f"training {run_name}")
+    model = multimodal.trained(run, folder, train_data, f"training {run_name}")
     began = time.monotonic()
     measured = multimodal.measure(multimodal.extract(model, test_data, device=run.torch_device()))
     workflow.add_entries(folder, measured)
@@ -436,12 +484,21 @@ def _pair_one(name: str, run_name: str, experiment: Experiment, run: PairRun, fo
 
 
 @contextmanager
-def _named(run_name: str) -> Iterator[None]:
-    """Say of an interrupted training which it was."""
+def _named(what: str) -> Iterator[None]:
+    """Say of work that stopped which it was, and how it can go on."""
     try:
         yield
     except Interrupted:
-        raise Interrupted(f"{run_name} was stopped; nothing is lost. Continue with the same command") from None
+        raise Interrupted(f"{what} was stopped; nothing is lost. Continue with the same command") from None
+    except TooLittleMemory as error:
+        raise BadInput(
+            f"{what}: {error.need}; try a smaller --batch-size (now {error.batch_size}), whose results are kept apart, "
+            "or a GPU with more memory"
+        ) from error
+    except KeyboardInterrupt:  # while measuring, where no step is waited for
+        raise Interrupted(
+            f"{what} was stopped; nothing that was finished is lost. Continue with the same command"
+        ) from None
 
 
 def _line(
@@ -488,32 +545,40 @@ def _trained(run: Run, folder: Path, data: Dataset, label: str) -> Encoder:
 
 def evaluate(
     experiment: Experiment,
+    found: Found,
     run: Run,
     folder: Path,
     model: Encoder,
-    train: tuple[Dataset, Features],
-    test: tuple[Dataset, Features],
+    data: tuple[Dataset, Dataset],
+    before: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
-    """Every measure by name, shares as shares, all so far after each stage; defined in the folder's metrics.json."""
-    device = run.torch_device()
-    if any(begins(folder.name, wanted) for wanted in experiment.unprobed):
-        experiment = replace(experiment, probe=None, tune=None)
-    measured = measure(train[1], test[1], device=device)
-    workflow.add_entries(folder, measured)
-    numbers = {k: entry["value"] for k, entry in measured.items() if entry["value"] is not None}
-    numbers |= activity(test[1].z)
-    numbers |= experiment.also(train[1], test[1])
+    """Every measure by name, shares as shares, all so far after each stage; defined in the folder's metrics.json.
+
+    `before` are numbers that this run has already: a stage that is in them is not repeated.
+    """
+    device, numbers = run.torch_device(), dict(before)
     how = {"seed": run.seed, "device": device, "mode": run.mode, "precision": run.precision}
-    if experiment.probe:
-        probed = experiment.probe(model, train[0], test[0], on=("h", "z"), **how)
-        numbers |= {f"probe_{place}": found.accuracy for place, found in probed.items()}
-        numbers |= {f"probe_{place}_train": found.train_accuracy for place, found in probed.items()}
-        numbers |= experiment.more(probed, run)
-    yield numbers
-    for place in ("h", "z") if experiment.tune else ():
-        assert experiment.tune is not None
-        numbers[f"tune_{place}"] = experiment.tune(model, train[0], test[0], on=(place,), **how)[place].accuracy
+    missing = _missing(numbers, folder.name, experiment, found)
+    if "sparsity" in missing:
+        train, test = (workflow.embed(folder, d, s, run) for d, s in zip(data, ("train", "test"), strict=True))
+        measured = measure(train, test, device=device)
+        workflow.add_entries(folder, measured)
+        numbers |= {k: entry["value"] for k, entry in measured.items() if entry["value"] is not None}
+        numbers |= activity(test.z)
+        numbers |= experiment.also(train, test)
         yield numbers
+    if {"probe_h", *found.more} & set(missing):
+        assert experiment.probe is not None
+        probed = experiment.probe(model, *data, on=("h", "z"), **how)
+        numbers |= {f"probe_{place}": probe.accuracy for place, probe in probed.items()}
+        numbers |= {f"probe_{place}_train": probe.train_accuracy for place, probe in probed.items()}
+        numbers |= experiment.more(probed, run)
+        yield numbers
+    for place in ("h", "z"):
+        if f"tune_{place}" in missing:
+            assert experiment.tune is not None
+            numbers[f"tune_{place}"] = experiment.tune(model, *data, on=(place,), **how)[place].accuracy
+            yield numbers
 
 
 def activity(z: Any, *, eps: float = 1e-5) -> dict[str, float]:
@@ -563,53 +628,71 @@ def _commit() -> str:
 
 
 def write_figures(
-    name: str, experiment: Experiment, *, results: Path, runs: Path, data_root: Path | None = None
+    name: str,
+    experiment: Experiment,
+    *,
+    results: Path,
+    runs: Path,
+    data_root: Path | None = None,
+    anew: bool = False,
 ) -> list[Path]:
     """The runs that an experiment shows, side by side: RESULTS/figures/NAME.png, NAME-features.png, and a report.
 
-    A run whose folder is gone is drawn from the features that were kept of it, if `data_root` has its images; and so
-    are the features that two seeds of a method have in common, NAME-METHOD-seeds.png.
+    They are drawn where one is missing or older than a run it shows; `anew`, always, and then a run whose folder is
+    gone is drawn from the features that were kept of it, if `data_root` has its images, and so are the features that
+    two seeds of a method have in common, NAME-METHOD-seeds.png.
     """
-    folders = {n: runs / name / n for n in experiment.show}
+    folders = {n: runs / name / n for n in experiment.show if (runs / name / n / "metrics.json").exists()}
     if any(isinstance(experiment.runs[n], PairRun) for n in experiment.show):
-        return _write_pair_figures(name, experiment, results, folders)
-    trained = [n for n, folder in folders.items() if (folder / "metrics.json").exists()]
-    columns = [workflow.column(folders[n], experiment.methods[method_of(n)]) for n in trained]
-    if columns:
+        return _write_pair_figures(name, experiment, results, folders, data_root, anew)
+    page, place, columns, written = runs / name / "report.html", results / "figures", [], []
+    pictures = {place / f"{name}.png": partial(figures.hero, rows=6, thumb=26)}
+    pictures |= {place / f"{name}-features.png": figures.overview}
+    if folders and (anew or _stale((page, *pictures), folders)):
+        columns = [workflow.column(f, experiment.methods[method_of(n)], data_root) for n, f in folders.items()]
         intro = f"nonneg reproduce {name}: {', '.join(c.title for c in columns)}, from the same seed."
-        report.write(columns, runs / name / "report.html", title=f"{name}: what the features look at", intro=intro)
-    elif data_root is not None:
+        report.write(columns, page, title=f"{name}: what the features look at", intro=intro)
+    elif anew and data_root is not None:
         columns = list(_kept_columns(name, experiment, experiment.show, results, data_root))
-    written = []
-    if data_root is not None:
+    if anew and data_root is not None:
         for method, seeds in _seeds_kept(name, experiment, results).items():
             again = list(_kept_columns(name, experiment, seeds, results, data_root))
             if picture := figures.same_features(
                 [replace(c, title=f"{c.title}, {n}") for n, c in zip(seeds, again, strict=True)]
             ):
-                written.append(results / "figures" / f"{name}-{method}-seeds.png")
+                written.append(place / f"{name}-{method}-seeds.png")
                 _write_figure(written[-1], picture)
-    for stem, draw in ((name, partial(figures.hero, rows=6, thumb=26)), (f"{name}-features", figures.overview)):
-        if columns:
-            written.append(results / "figures" / f"{stem}.png")
-            _write_figure(written[-1], draw(columns))
+    for path, draw in pictures.items() if columns else ():
+        written.append(path)
+        _write_figure(path, draw(columns))
     return written
 
 
-def _write_pair_figures(name: str, experiment: Experiment, results: Path, folders: dict[str, Path]) -> list[Path]:
+def _stale(made: Sequence[Path], folders: Mapping[str, Path]) -> bool:
+    """Whether one of these files is missing, or older than what was measured in one of these run folders."""
+    newest = max((folder / "metrics.json").stat().st_mtime for folder in folders.values())
+    return any(not path.exists() or path.stat().st_mtime < newest for path in made)
+
+
+def _write_pair_figures(
+    name: str, experiment: Experiment, results: Path, folders: dict[str, Path], data_root: Path | None, anew: bool
+) -> list[Path]:
     """For each data set the runs that an experiment shows of it: RESULTS/figures/NAME-DATA.png and a report."""
-    by_data: dict[str, list[str]] = {}
+    by_data: dict[str, dict[str, Path]] = {}
     for n, folder in folders.items():
-        if (folder / "metrics.json").exists():
-            by_data.setdefault(experiment.runs[n].to_json()["data"], []).append(n)
+        by_data.setdefault(experiment.runs[n].to_json()["data"], {})[n] = folder
     written = []
     for data, mine in by_data.items():
-        columns = [multimodal.report.column(folders[n], experiment.methods[method_of(n)]) for n in mine]
-        intro = f"nonneg reproduce {name}: {', '.join(c.column.title for c in columns)}, from the same seed."
-        page = folders[mine[0]].parent / f"report-{data}.html"
-        multimodal.report.write(columns, page, title=f"{name}: images and words of each feature", intro=intro)
-        written.append(results / "figures" / f"{name}-{data}.png")
-        _write_figure(written[-1], multimodal.report.picture(columns))
+        page = next(iter(mine.values())).parent / f"report-{data}.html"
+        picture = results / "figures" / f"{name}-{data}.png"
+        if anew or _stale((page, picture), mine):
+            columns = [
+                multimodal.report.column(f, experiment.methods[method_of(n)], data_root) for n, f in mine.items()
+            ]
+            intro = f"nonneg reproduce {name}: {', '.join(c.column.title for c in columns)}, from the same seed."
+            multimodal.report.write(columns, page, title=f"{name}: images and words of each feature", intro=intro)
+            written.append(picture)
+            _write_figure(picture, multimodal.report.picture(columns))
     return written
 
 
@@ -640,9 +723,18 @@ def _kept_columns(
     for run_name in chosen:
         line, path = lines.get(run_name), _kept_path(name, run_name, results)
         if line is None or not path.exists():
+            engine.say(f"{run_name} is not drawn: {'it is not run' if line is None else f'there is no {path}'}")
             continue
         run, kept = replace(experiment.runs[run_name], data_root=data_root), kept_features.load(path)
         data, about = run.load("test"), run.to_json()
+        fit = kept.z.shape[0] == len(data)
+        if kept.labels is not None and data.labels is not None:
+            fit = fit and np.array_equal(kept.labels, data.labels.numpy())
+        if not fit:
+            raise BadInput(
+                f"{path} holds features of {kept.z.shape[0]} images, and those of {data.name} in {data_root} are "
+                f"{len(data)} others: name the data that the run was tested on with --data-root"
+            )
         made = Features(np.zeros((len(data), 0), np.float32), kept.z, kept.labels, data.ids)
         yield Column(
             title=line["method"],

@@ -103,10 +103,14 @@ class Training:
         try:
             device = torch.device(self.device)
         except RuntimeError:
-            raise unknown("device", self.device, ("auto", "cpu", "cuda")) from None
+            device = None
+        if device is None or device.type not in ("cpu", "cuda"):
+            raise unknown("device", self.device, ("auto", "cpu", "cuda"))
         if device.type == "cuda" and not torch.cuda.is_available():
             engine.say_once(f"--device {self.device}: there is no GPU here; computing on the CPU, which is slower")
             return torch.device("cpu")
+        if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+            raise BadInput(f"--device {self.device}: the GPUs here are cuda:0 to cuda:{count - 1}; name one of them")
         return device
 
     def to_json(self) -> dict[str, Any]:

@@ -69,11 +69,20 @@ PROBE = partial(finetune.probe, epochs=50)
 TUNE = partial(finetune.probe, tune=True, epochs=30)
 
 
-def as_given(data_root: Path | None, work: Path, classes: Path | None) -> Path | None:  # noqa: ARG001
+@dataclass(frozen=True)
+class Found:
+    """Where an experiment's data lie, their classes if those are chosen, and which measures of `more` they allow."""
+
+    root: Path | None
+    classes: list[str] | None = None
+    more: tuple[str, ...] = ()
+
+
+def as_given(data_root: Path | None, work: Path, classes: Path | None) -> Found:  # noqa: ARG001
     """The data where the user said they are."""
     if classes is not None:
         raise BadInput("--classes chooses among the folders of imagenet100; this experiment's classes are fixed")
-    return data_root
+    return Found(data_root)
 
 
 def nothing_more(probed: Mapping[str, ProbeRun], run: Run) -> dict[str, float]:  # noqa: ARG001
@@ -125,7 +134,7 @@ class Experiment:
     unprobed: tuple[str, ...] = ()  # beginnings of names of runs that are neither probed nor tuned
     show: tuple[str, ...] = ()  # runs that the report and the figure put side by side
     borrowed: dict[str, tuple[str, str]] = field(default_factory=dict)  # run -> (experiment, run) that is the same
-    prepare: Callable[[Path | None, Path, Path | None], Path | None] = as_given  # (data root, work, classes) -> root
+    prepare: Callable[[Path | None, Path, Path | None], Found] = as_given  # (data root, work, classes) -> data
     more: Callable[[Mapping[str, ProbeRun], Run], dict[str, float]] = nothing_more  # from the frozen probes
     also: Callable[[Features, Features], dict[str, Any]] = nothing_also  # from the features; lists are for `draw`
     seeds: int | None = None  # so many unless more are asked for; None for all that are declared

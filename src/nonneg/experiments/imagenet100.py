@@ -11,14 +11,16 @@ may lie deeper (noise/1/CLASS), and the mean over all such groups is taken.
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from nonneg import backbones, data, finetune, maps, optim
 from nonneg.errors import BadInput, unknown
-from nonneg.experiments import Experiment, cifar10
+from nonneg.experiments import Experiment, Found, cifar10
 from nonneg.finetune import ProbeRun
+from nonneg.progress import console
 from nonneg.run import CIFAR, Run
 
 NCL = replace(
@@ -57,7 +59,7 @@ PROBE = partial(
 )
 
 
-def prepare(data_root: Path | None, work: Path, classes: Path | None) -> Path:
+def prepare(data_root: Path | None, work: Path, classes: Path | None) -> Found:
     """A tree of links to the chosen classes: train/ and test/, and a test/ for each group of each shifted set."""
     if data_root is None or not Path(data_root).is_dir():
         raise BadInput(f"imagenet100: --data-root is {data_root}; name a folder that holds train/ and val/")
@@ -65,18 +67,27 @@ def prepare(data_root: Path | None, work: Path, classes: Path | None) -> Path:
     if "train" not in found or not ({"val", "test"} & found.keys()):
         raise BadInput(f"imagenet100: {data_root} must hold train/ and val/, each with one folder a class")
     source = {"train": found["train"], "test": found.get("val") or found["test"]}
-    present = sorted(p.name for p in source["train"].iterdir() if p.is_dir() and not p.name.startswith("."))
+    folders = (p for p in source["train"].iterdir() if p.is_dir() and not p.name.startswith("."))
+    present = sorted(p.name for p in folders if any(p.iterdir()))
     chosen = _read_classes(classes, present) if classes else present
+    if absent := [name for name in chosen if not (source["test"] / name).is_dir()]:
+        said = f"{len(absent)} of {len(chosen)} classes are not in {source['test']}, first {absent[0]}"
+        if len(absent) == len(chosen):
+            raise BadInput(f"imagenet100: {said}; it must hold one folder a class, named as in {source['train']}")
+        console.print(f"{said}: nothing is tested of them", highlight=False, markup=False, soft_wrap=True)
     for split in SPLITS:
         _link_classes(source[split], work / "clean" / split, chosen)
     for measure, called in SHIFTS.items():
         shifted = next((found[name] for name in called if name in found), None)
-        _clear(work / measure)
-        for i, group in enumerate(_groups(shifted, set(chosen)) if shifted else ()):
-            here = work / measure / f"{i:03}"
-            _link_classes(source["train"], here / "train", chosen)  # so that both number the classes alike
-            _link_classes(group, here / "test", chosen)
-    return work / "clean"
+        groups = _groups(shifted, set(chosen)) if shifted else []
+        places = {work / measure / f"{i:03}": group for i, group in enumerate(groups)}
+        for place, group in places.items():
+            _link_classes(source["train"], place / "train", chosen)  # so that both number the classes alike
+            _link_classes(group, place / "test", chosen)
+        for place in set((work / measure).glob("*")) - places.keys():
+            _clear(place)
+    root = work / "clean"
+    return Found(root, chosen, tuple(measure for measure in SHIFTS if _linked(root, measure)))
 
 
 def shifts(probed: Mapping[str, ProbeRun], run: Run) -> dict[str, float]:
@@ -84,9 +95,8 @@ def shifts(probed: Mapping[str, ProbeRun], run: Run) -> dict[str, float]:
     assert run.data_root is not None
     clean, out = probed["h"], {}
     for measure in SHIFTS:
-        groups = sorted((run.data_root.parent / measure).glob("*"))
         found = []
-        for group in groups:
+        for group in _linked(run.data_root, measure):
             shifted = replace(run, data_root=group).load("test")
             right = finetune.accuracy(
                 clean.encoder, {"h": clean.head}, shifted, device=run.torch_device(), precision=run.precision
@@ -95,6 +105,12 @@ def shifts(probed: Mapping[str, ProbeRun], run: Run) -> dict[str, float]:
         if found:
             out[measure] = sum(found) / len(found)
     return out
+
+
+def _linked(root: Path, measure: str) -> list[Path]:
+    """The groups of a shifted set that were linked beside `root`."""
+    tests = sorted((root.parent / measure).glob("*/test"))
+    return [test.parent for test in tests if any(link.is_symlink() for link in test.iterdir())]
 
 
 def _below(root: Path) -> dict[str, Path]:
@@ -130,20 +146,25 @@ def _groups(folder: Path, classes: set[str]) -> list[Path]:
 
 
 def _link_classes(source: Path, target: Path, classes: list[str]) -> None:
-    """Links in `target` to the class folders of `source`, and nothing else."""
-    _clear(target)
+    """Links in `target` to the class folders of `source`, and no others; those that are right already stay."""
     target.mkdir(parents=True, exist_ok=True)
-    for name in classes:
-        if (source / name).is_dir():
-            (target / name).symlink_to((source / name).resolve(), target_is_directory=True)
+    wanted = {target / name: (source / name).resolve() for name in classes if (source / name).is_dir()}
+    for link in target.iterdir():
+        if link.is_symlink() and wanted.get(link) != link.readlink():
+            link.unlink()
+    for link, place in wanted.items():
+        if not link.is_symlink():
+            link.symlink_to(place, target_is_directory=True)
 
 
 def _clear(folder: Path) -> None:
-    """Remove a tree of links made earlier; what the links lead to is never entered."""
-    for above, folders, _ in os.walk(folder, topdown=False, followlinks=False):
-        for name in folders:
-            path = Path(above) / name
-            path.unlink() if path.is_symlink() else path.rmdir()
+    """Remove a tree of links made earlier, but for files that strayed into it; what links lead to is never entered."""
+    for above, folders, others in os.walk(folder, topdown=False, followlinks=False):
+        for link in (Path(above) / name for name in (*folders, *others)):
+            if link.is_symlink():
+                link.unlink()
+        with suppress(OSError):  # not empty
+            Path(above).rmdir()
 
 
 EXPERIMENT = Experiment(
