@@ -19,12 +19,12 @@ from rich.table import Column, Table
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
 import nonneg
-from nonneg import explain, files, multimodal, reproduce, rundir, supervised, workflow
+from nonneg import engine, explain, files, multimodal, reproduce, rundir, supervised, workflow
 from nonneg.errors import BadInput, unknown
 from nonneg.loop import Interrupted
 from nonneg.multimodal import PAIR_RECIPES, PairRun
 from nonneg.multimodal import verbs as pair_verbs
-from nonneg.run import CLASSIFIERS, RECIPES, ClassifierRun, Run, SomeRun, Training
+from nonneg.run import CLASSIFIERS, RECIPES, ClassifierRun, Run, SomeRun, Training, recipe
 from nonneg.train import train
 
 HELP = """nonneg: features you can read, by non-negative contrastive learning.
@@ -91,6 +91,7 @@ class _Train(_Into):
       nonneg train digits --loss info_nce:temperature=0.1 --optimizer lars
       nonneg train folder --data-root photos/ --positives class
       nonneg train digits --loss supcon
+      nonneg train digits --loss spectral
     """
 
     run: OmitArgPrefixes[Run]
@@ -139,6 +140,12 @@ def _train(args: list[str]) -> None:
     folder = chosen.folder(chosen.run)
     if chosen.resume and (folder / "run.json").exists():  # flags left out keep what the run was begun with
         chosen = parse(_begun(folder, name, Run))
+    elif (wanted := recipe(name, chosen.run.loss)) is not RECIPES[name]:
+        as_wanted = parse(wanted)
+        if as_wanted.run.optimizer is wanted.optimizer:  # an optimiser that was named keeps the learning rate it had
+            chosen, about = as_wanted, as_wanted.run.to_json()
+            by = f"{about['optimizer']} at lr {about['lr']}"
+            engine.say(f"--loss {about['loss']} is trained by {by}; --optimizer and --lr name another")
     train(chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite)
     last = rundir.read_log(folder)[-1]
     if chosen.json:
