@@ -330,3 +330,11 @@ def test_theory_prints_rows_writes_a_page_and_refuses_impossible_worlds(
     assert code == 0 and "NO" in text and "1 of 2 hold" in text
     code, _, err = run(capsys, "theory", "--world", "overlap=3", "--out", str(tmp_path / "none.html"))
     assert code == 1 and "an overlap of 3.0 is impossible" in err
+    (tmp_path / "w.json").write_text('{"prior": [0.5, 0.6], "conditional": [[1], [1]], "labels": [0, 1]}')
+    for world, says in (
+        ("", "the world is empty"),
+        (tmp_path / "w.json", "P(c) sums to 1.1, not to 1"),
+        ("k=0", "k is 0"),
+    ):
+        code, _, err = run(capsys, "theory", "--world", world, "--out", str(tmp_path / "none.html"))
+        assert code == 1 and says in err and not (tmp_path / "none.html").exists()

@@ -511,10 +511,11 @@ def theory(
       nonneg theory
       nonneg theory --world overlap=0.2,classes=8 --out mine.html
       nonneg theory --world leak=0.2 --json --overwrite
+      nonneg theory --world mine.json --out mine.html
 
     Args:
-        world: A world of your own, by its knobs: classes, per_class, overlap, leak, labels, seed. Where it breaks an
-            assumption, the theorems that need it do not hold.
+        world: A world of your own, by its knobs: classes, per_class, overlap, leak, labels, k, seed; or a .json file
+            with prior, conditional, labels and k. Where it breaks an assumption, the theorems that need it do not hold.
         seed: Of the worlds and starts.
         out: The page to write.
         overwrite: Replace that file if it exists.
@@ -524,7 +525,7 @@ def theory(
 
     if out.exists() and not overwrite:
         raise BadInput(f"{out} already exists; add --overwrite to replace it, or --out for another file")
-    study = room.study(room.parse(world) if world else None, seed=seed)
+    study = room.study(None if world is None else room.parse(world), seed=seed)
     room.write_report(study, out)
     if json:
         _print_json([asdict(row) for row in study.rows])
