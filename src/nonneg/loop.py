@@ -399,8 +399,8 @@ def _tell_dead(line: dict[str, Any], job: Job, *, told: bool) -> bool:
     if line.get("alive") != 0 or (told and line["epoch"] < job.epochs):
         return told
     engine.say(
-        f"{job.label}: after epoch {line['epoch']} of {job.epochs} no feature is live: all are zero on every image, and "
-        "nothing is learned; start anew with a lower --lr or another --optimizer"
+        f"{job.label}: after epoch {line['epoch']} of {job.epochs} no feature is live: all are zero on every image "
+        "and nothing is learned; start anew with a lower --lr or another --optimizer"
     )
     return True
 

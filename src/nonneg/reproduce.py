@@ -567,19 +567,12 @@ def write_figures(
 ) -> list[Path]:
     """The runs that an experiment shows, side by side: RESULTS/figures/NAME.png, NAME-features.png, and a report.
 
+    Runs of several data sets or nets have a figure each, NAME-DATA-NET.png.
     A run whose folder is gone is drawn from the features that were kept of it, if `data_root` has its images; and so
     are the features that two seeds of a method have in common, NAME-METHOD-seeds.png.
     """
-    folders = {n: runs / name / n for n in experiment.show}
     if any(isinstance(experiment.runs[n], PairRun) for n in experiment.show):
-        return _write_pair_figures(name, experiment, results, folders)
-    trained = [n for n, folder in folders.items() if (folder / "metrics.json").exists()]
-    columns = [workflow.column(folders[n], experiment.methods[method_of(n)]) for n in trained]
-    if columns:
-        intro = f"nonneg reproduce {name}: {', '.join(c.title for c in columns)}, from the same seed."
-        report.write(columns, runs / name / "report.html", title=f"{name}: what the features look at", intro=intro)
-    elif data_root is not None:
-        columns = list(_kept_columns(name, experiment, experiment.show, results, data_root))
+        return _write_pair_figures(name, experiment, results, {n: runs / name / n for n in experiment.show})
     written = []
     if data_root is not None:
         for method, seeds in _seeds_kept(name, experiment, results).items():
@@ -589,11 +582,29 @@ def write_figures(
             ):
                 written.append(results / "figures" / f"{name}-{method}-seeds.png")
                 _write_figure(written[-1], picture)
-    for stem, draw in ((name, partial(figures.hero, rows=6, thumb=26)), (f"{name}-features", figures.overview)):
-        if columns:
-            written.append(results / "figures" / f"{stem}.png")
-            _write_figure(written[-1], draw(columns))
+    for suffix, show in experiment.side_by_side().items():
+        columns = _shown_columns(name, experiment, show, results=results, runs=runs, data_root=data_root)
+        trained = [c for c in columns if c.metrics]
+        if trained:
+            intro = f"nonneg reproduce {name}: {', '.join(c.title for c in trained)}, from the same seed."
+            page, title = runs / name / f"report{suffix}.html", f"{name}{suffix}: what the features look at"
+            report.write(trained, page, title=title, intro=intro)
+        for end, draw in (("", partial(figures.hero, rows=6, thumb=26)), ("-features", figures.overview)):
+            if columns:
+                written.append(results / "figures" / f"{name}{suffix}{end}.png")
+                _write_figure(written[-1], draw(columns))
     return written
+
+
+def _shown_columns(
+    name: str, experiment: Experiment, show: Sequence[str], *, results: Path, runs: Path, data_root: Path | None
+) -> list[Column]:
+    """Those of the runs that have a folder; where none has, of the features that were kept of them."""
+    folders = {n: runs / name / n for n in show}
+    trained = [n for n, folder in folders.items() if (folder / "metrics.json").exists()]
+    if trained or data_root is None:
+        return [workflow.column(folders[n], experiment.methods[method_of(n)]) for n in trained]
+    return list(_kept_columns(name, experiment, show, results, data_root))
 
 
 def _write_pair_figures(name: str, experiment: Experiment, results: Path, folders: dict[str, Path]) -> list[Path]:

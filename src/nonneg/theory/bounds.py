@@ -9,7 +9,6 @@ from nonneg.theory import worlds as make
 from nonneg.theory.row import EXACT, Row
 from nonneg.theory.worlds import World
 
-
 LEAK = 1e-3  # so small a part of every class's samples, taken from all classes
 MOVES = 2 * LEAK  # epsilon at most: sum over c, x of |change of P(c, x)|, for its derivatives are between -1 and 1
 
