@@ -226,3 +226,23 @@ def test_figures_are_drawn_from_lines_alone(place: Path) -> None:
         assert picture is not None
         with Image.open(io.BytesIO(picture)) as opened:
             assert np.asarray(opened.convert("L")).std() > 5  # not a blank page
+
+
+def test_practice_names_panels_by_data_loss_and_net(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = importlib.import_module("nonneg.analyses.practice")
+    monkeypatch.setattr(room.charts, "practice", lambda panels: panels)
+    measured = {name: {"measures": name} for name in (
+        "cifar100-ncl-s0", "cifar10-cl-s0", "cifar10-ncl-s0", "maps-digits-identity-s0", "maps-digits-rep_relu-s0",
+        "spectral-cl-s0", "spectral-ncl-s0", "spectral-small-ncl-s0", "spectral-digits-cl-s1", "spectral-digits-ncl-s0",
+    )}  # fmt: skip
+    panels = room.draw(measured)
+    assert panels == {
+        "digits, spectral": {"NCL": "spectral-digits-ncl-s0", "CL": "spectral-digits-cl-s1"},
+        "digits": {"CL": "maps-digits-identity-s0", "NCL": "maps-digits-rep_relu-s0"},
+        "CIFAR-10, spectral": {"CL": "spectral-cl-s0", "NCL": "spectral-ncl-s0"},
+        "CIFAR-10, spectral, small net": {"NCL": "spectral-small-ncl-s0"},
+        "CIFAR-10": {"CL": "cifar10-cl-s0", "NCL": "cifar10-ncl-s0"},
+        "CIFAR-100": {"NCL": "cifar100-ncl-s0"},
+    }
+    assert list(panels)[:2] == ["digits, spectral", "digits"] and list(panels)[-1] == "CIFAR-100"
+    assert room.draw({}) is None

@@ -158,6 +158,13 @@ def test_widths_and_numbers_that_do_not_fit_get_one_sentence() -> None:
     for k in (0, 8):
         with pytest.raises(BadInput, match=f"k is {k}: ask for 1 to 7 features"):
             head().explain(features(), k)
+    classes, n = len(head().weight), len(features())
+    wrong = (classes, torch.full((n,), classes), torch.full((n,), -1), torch.zeros(n - 1, dtype=torch.long))
+    for of in (*wrong, torch.full((n,), 0.5)):
+        for ask in (head().votes, lambda x, of: head().explain(x, 2, of=of)):
+            with pytest.raises(BadInput, match=f"of must be a tensor of {n} class numbers from 0 to {classes - 1}"):
+                ask(features(), of)
+    assert head().explain(features(), 2, of=torch.ones(n, dtype=torch.int32)).classes.tolist() == [1] * n
 
 
 # --- the model and its files ---------------------------------------------------------------------------------------

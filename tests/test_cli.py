@@ -143,13 +143,46 @@ def test_a_flag_that_cannot_be_met_harms_nothing(tmp_path: Path, capsys: pytest.
     out = tmp_path / "run"
     assert run(capsys, "train", "digits", "--out", out, *SMALL)[0] == 0
     before = (out / "model.safetensors").read_bytes()
-    for wrong in (["--device", "tpu"], ["--backbone", "small_net:width=0"], ["--loss", "info_nce:temperature=0"]):
+    losses = ("info_nce:temperature=0", "supcon:temperature=0", "spectral:l1=-1")
+    for wrong in (["--device", "tpu"], ["--backbone", "small_net:width=0"], *(["--loss", loss] for loss in losses)):
         assert run(capsys, "train", "digits", "--out", out, *SMALL, "--overwrite", *wrong)[0] == 1
-        if wrong[0] != "--loss":  # that one is found by the first step
-            assert (out / "model.safetensors").read_bytes() == before
-            assert run(capsys, "train", "digits", "--out", tmp_path / "new", *SMALL, *wrong)[0] == 1
-            assert not (tmp_path / "new").exists()
+        assert (out / "model.safetensors").read_bytes() == before
+        assert run(capsys, "train", "digits", "--out", tmp_path / "new", *SMALL, *wrong)[0] == 1
+        assert not (tmp_path / "new").exists()
+    assert run(capsys, "train-pairs", "digits", "--out", tmp_path / "new", *SMALL, "--loss", "spectral:l1=-1")[0] == 1
+    assert not (tmp_path / "new").exists()
     assert run(capsys, "train", "digits", "--out", out, "--resume", "--overwrite")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "optimizer", "lr"),
+    [
+        (["--loss", "spectral"], "adamw", 0.003),
+        (["--loss", "spectral:l1=0.01,normalise=true", "--lr", "0.01"], "adamw", 0.01),
+        (["--loss", "spectral", "--optimizer", "adamw"], "adamw", 0.003),
+        (["--loss", "spectral", "--optimizer", "lars"], "lars", 2.0),
+        (["--loss", "spectral", "--optimizer", "sgd", "--lr", "0.05"], "sgd", 0.05),
+        (["--loss", "info_nce"], "lars", 2.0),
+    ],
+)
+def test_the_spectral_loss_takes_its_own_optimiser_unless_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], optimizer: str, lr: float
+) -> None:
+    code, _, err = run(capsys, "train", "digits", "--out", tmp_path / "run", *SMALL, "--batch-size", 512, *flags)
+    about = json.loads((tmp_path / "run" / "run.json").read_text())["run"]
+    assert code == 0 and (about["optimizer"], about["lr"]) == (optimizer, lr)
+    assert (f"is trained by adamw at lr {lr}; --optimizer" in err) == (optimizer == "adamw")
+    code, _, err = run(capsys, "train", "digits", "--out", tmp_path / "run", "--resume", "--epochs", "1")
+    assert code == 0 and "is trained by" not in err  # run.json knows
+
+
+def test_a_run_that_ends_without_a_live_feature_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dies = ["--loss", "spectral:l1=100", "--lr", "0.1", "--map", "relu", "--warmup-epochs", "0", "--epochs", "4"]
+    code, _, err = run(capsys, "train", "digits", "--out", tmp_path / "run", *SMALL, "--batch-size", "128", *dies)
+    assert code == 0 and "after epoch 4 of 4 no feature is live" in err and err.count("no feature is live") == 2
+    assert json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])["alive"] == 0
+    code, _, err = run(capsys, "train", "digits", "--out", tmp_path / "alive", *SMALL)
+    assert code == 0 and "no feature is live" not in err
 
 
 def test_a_truncated_model_is_named_and_the_checkpoint_offered(
@@ -313,3 +346,11 @@ def test_theory_prints_rows_writes_a_page_and_refuses_impossible_worlds(
     assert code == 0 and "NO" in text and "1 of 2 hold" in text
     code, _, err = run(capsys, "theory", "--world", "overlap=3", "--out", str(tmp_path / "none.html"))
     assert code == 1 and "an overlap of 3.0 is impossible" in err
+    (tmp_path / "w.json").write_text('{"prior": [0.5, 0.6], "conditional": [[1], [1]], "labels": [0, 1]}')
+    for world, says in (
+        ("", "the world is empty"),
+        (tmp_path / "w.json", "P(c) sums to 1.1, not to 1"),
+        ("k=0", "k is 0"),
+    ):
+        code, _, err = run(capsys, "theory", "--world", world, "--out", str(tmp_path / "none.html"))
+        assert code == 1 and says in err and not (tmp_path / "none.html").exists()

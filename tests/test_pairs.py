@@ -318,16 +318,17 @@ def test_emoji_that_are_not_there_say_what_to_do(tmp_path: Path) -> None:
         pairs.emoji(root=tmp_path)
 
 
-def test_emoji_are_downloaded_checked_and_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The archives as npm has them, behind a downloader that copies."""
+def test_emoji_are_fetched_by_npm_checked_and_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packages as npm packs them, from an npm that copies archives and counts its calls."""
     import hashlib
     import sys
 
     room = sys.modules["nonneg.pairs.emoji"]
-    source = toy_emoji(tmp_path / "source", 6)
+    source, shelf = toy_emoji(tmp_path / "source", 6), tmp_path / "shelf"
+    shelf.mkdir()
     sums = {}
     for vendor in ("google", "twitter"):
-        archive = tmp_path / f"emoji-datasource-{vendor}-16.0.0.tgz"
+        archive = shelf / f"emoji-datasource-{vendor}-16.0.0.tgz"
         with tarfile.open(archive, "w:gz") as tar:
             tar.add(source / "emoji.json", "package/emoji.json")
             for path in sorted((source / vendor).iterdir()):
@@ -336,20 +337,47 @@ def test_emoji_are_downloaded_checked_and_unpacked(tmp_path: Path, monkeypatch: 
             blank.size = 3
             tar.addfile(blank, io.BytesIO(b"big"))
         sums[vendor] = hashlib.sha256(archive.read_bytes()).hexdigest()
-
-    def fetch(url: str, output: str, _: object) -> None:
-        Path(output).write_bytes((tmp_path / url.rsplit("/", 1)[-1]).read_bytes())
-
-    monkeypatch.setattr(room, "download", fetch)
+    npm = tmp_path / "bin" / "npm"
+    npm.parent.mkdir()
+    npm.write_text(
+        f"""#!{sys.executable}
+import shutil, sys
+from pathlib import Path
+assert sys.argv[1] == "pack" and sys.argv[4] == "--pack-destination"
+open({str(tmp_path / "calls")!r}, "a").write(sys.argv[2] + "\\n")
+archive = Path({str(shelf)!r}) / (sys.argv[2].replace("@", "-") + ".tgz")
+if not archive.exists():
+    sys.exit("npm error code E404")
+shutil.copy(archive, sys.argv[5])
+"""
+    )
+    npm.chmod(0o755)
+    monkeypatch.setenv("PATH", str(npm.parent))
     monkeypatch.setattr(room, "VENDORS", sums)
     monkeypatch.setenv("NONNEG_DATA", str(tmp_path / "cache"))
     here, there = pairs.emoji(), pairs.emoji(root=source)
+    pairs.emoji(split="test")
     assert here.fingerprint() == there.fingerprint() and here.images.ids == there.images.ids
+    calls = (tmp_path / "calls").read_text().split()
+    assert calls == ["emoji-datasource-google@16.0.0", "emoji-datasource-twitter@16.0.0"]  # once: then it is kept
     assert not (tmp_path / "cache" / "emoji-google" / "package" / "img" / "large.png").exists()
-    monkeypatch.setattr(room, "VENDORS", {"google": "0" * 64})
+    assert sorted(p.name for p in (tmp_path / "cache").iterdir()) == ["emoji-google", "emoji-twitter"]
+
     monkeypatch.setenv("NONNEG_DATA", str(tmp_path / "elsewhere"))
-    with pytest.raises(BadInput, match=r"cannot download .*pass --data-root"):
+    monkeypatch.setattr(room, "VENDORS", {"google": "0" * 64})
+    with pytest.raises(BadInput, match=r"another checksum than expected.*pass --data-root"):
         pairs.emoji()
+    (shelf / "emoji-datasource-google-16.0.0.tgz").unlink()
+    with pytest.raises(
+        BadInput, match=r"npm could not fetch emoji-datasource-google \(npm error code E404\).*--data-root"
+    ):
+        pairs.emoji()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        BadInput, match=r"packages of npm, which is not installed.*emoji-datasource-google.*--data-root"
+    ):
+        pairs.emoji()
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_the_command_line_offers_these_sets() -> None:

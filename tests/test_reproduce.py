@@ -292,6 +292,35 @@ def test_figures_are_drawn_again_from_kept_features(
     assert not (tmp_path / "runs").exists()
 
 
+def test_runs_of_different_data_or_nets_have_a_figure_each() -> None:
+    shown = experiments.find("spectral").side_by_side()
+    assert {ends: [name.removesuffix("-s0") for name in names] for ends, names in shown.items()} == {
+        "-digits": ["digits-cl", "digits-l1", "digits-ncl"],
+        "-cifar10-resnet18": ["cl", "l1", "ncl"],
+        "-cifar10-small_net": ["small-cl", "small-l1", "small-ncl"],
+    }
+    assert experiments.find("cifar10").side_by_side() == {"": ("cl-s0", "ncl-s0")}
+
+
+def test_every_group_of_shown_runs_is_drawn_from_its_own_folders(
+    pair: tuple[Path, list[Row]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digits of a spectral experiment were not trained here, the two kinds of CIFAR-10 runs were."""
+    one = experiments.find("spectral")
+    for name in ("cl-s0", "ncl-s0", "small-ncl-s0"):
+        folder = pair[0] / "runs" / "cifar10-1epochs" / name.removeprefix("small-")
+        shutil.copytree(folder, tmp_path / "runs" / "spectral" / name)
+    seen = []
+    real = reproduce.report.write
+    monkeypatch.setattr(
+        reproduce.report, "write", lambda c, path, **how: seen.append(path.name) or real(c, path, **how)
+    )
+    written = reproduce.write_figures("spectral", one, results=tmp_path / "results", runs=tmp_path / "runs")
+    ends = ("-cifar10-resnet18", "-cifar10-small_net")
+    assert [p.name for p in written] == [f"spectral{end}{more}.png" for end in ends for more in ("", "-features")]
+    assert all(p.exists() for p in written) and seen == [f"report{end}.html" for end in ends]
+
+
 def test_seeds_whose_features_were_kept_are_shown_matched(
     pair: tuple[Path, list[Row]], cifar: Path, tmp_path: Path
 ) -> None:

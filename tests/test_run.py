@@ -9,7 +9,7 @@ import torch
 
 from nonneg import augment, backbones, engine, losses, maps, names, optim
 from nonneg.errors import BadInput
-from nonneg.run import RECIPES, ROLES, Run, from_json
+from nonneg.run import RECIPES, ROLES, Run, from_json, recipe
 
 WHERE = Path("run.json")
 
@@ -35,6 +35,8 @@ def test_knobs_are_bound_by_name_and_the_first_one_by_place() -> None:
     assert names.find("timm:resnet50", ROLES["backbone"]).keywords == {"name": "resnet50"}  # pyright: ignore
     assert names.find("resnet18:stem=imagenet", ROLES["backbone"]).keywords == {"stem": "imagenet"}  # pyright: ignore
     assert names.find("resnet18", ROLES["backbone"]) is backbones.resnet18
+    for text, value in (("true", True), ("False", False), ("TRUE", True)):
+        assert names.find(f"spectral:normalise={text}", ROLES["loss"]).keywords == {"normalise": value}  # pyright: ignore
 
 
 @pytest.mark.parametrize(
@@ -43,12 +45,15 @@ def test_knobs_are_bound_by_name_and_the_first_one_by_place() -> None:
         ("rep_rel", "map", r"unknown map 'rep_rel': did you mean 'rep_relu'\?"),
         ("cifar", "data", r"did you mean 'cifar1"),
         ("info_nce:temp=1", "loss", r"unknown knob .*did you mean 'temperature'"),
-        ("info_nce:temperature=warm", "loss", r"temperature=warm is not float"),
-        ("resnet18:pad=1.5", "backbone", r"pad=1.5 is not int"),
+        ("info_nce:temperature=warm", "loss", r"temperature=warm should be a number"),
+        ("resnet18:pad=1.5", "backbone", r"pad=1.5 should be a whole number"),
         ("resnet18:stem=big", "backbone", r"unknown stem"),
         ("timm", "backbone", r"needs name"),
-        ("simclr:size=abc", "augment", r"size=abc is not int"),
-        ("simclr:size=2.5", "augment", r"size=2.5 is not int"),
+        ("simclr:size=abc", "augment", r"size=abc should be a whole number"),
+        ("simclr:size=2.5", "augment", r"size=2.5 should be a whole number"),
+        ("spectral:normalise=maybe", "loss", r"normalise=maybe should be true or false"),
+        ("spectral:normalise=1", "loss", r"normalise=1 should be true or false"),
+        ("spectral:l1=true", "loss", r"l1=true should be a number"),
         ("relu:1", "map", r"it has none"),
         ("hue", "augment", r"unknown augmentation 'hue'"),
         ("LARS", "optimizer", r"unknown optimizer 'LARS'"),
@@ -83,6 +88,15 @@ def test_roles_hold_what_the_rooms_define_and_nothing_else() -> None:
     assert set(ROLES["augment"].functions()) == {"simclr", "gentle", "crop_flip", "none"}
     assert set(ROLES["optimizer"].functions()) == {"lars", "sgd", "adamw"}
     assert "info_nce" in ROLES["loss"].functions() and "unit_rows" not in ROLES["loss"].functions()
+
+
+def test_every_recipe_has_a_gentle_optimiser_for_the_spectral_loss() -> None:
+    for name, plain in RECIPES.items():
+        assert recipe(name) is recipe(name, losses.supcon) is plain
+        found = recipe(name, partial(losses.spectral, l1=0.01))
+        changed = {k for k, v in found.to_json().items() if v != plain.to_json()[k]}
+        assert changed <= {"loss", "optimizer", "lr"} and found.optimizer is optim.adamw
+        assert found.lr == (5e-4 if found.backbone is backbones.resnet18 else 3e-3)
 
 
 def test_code_from_outside_is_custom_in_a_file_and_refused_from_one() -> None:

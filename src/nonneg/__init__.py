@@ -16,7 +16,7 @@ from nonneg.encoder import Encoder, load, save
 from nonneg.errors import BadInput
 from nonneg.evaluate import measure
 from nonneg.features import Features, extract
-from nonneg.run import CIFAR, CLASSIFIERS, DIGITS, RECIPES, ClassifierRun, Run
+from nonneg.run import CIFAR, CLASSIFIERS, DIGITS, RECIPES, ClassifierRun, Run, recipe
 from nonneg.supervised import train_classifier
 from nonneg.train import train
 
@@ -45,6 +45,7 @@ __all__ = [
     "metrics",
     "optim",
     "probes",
+    "recipe",
     "save",
     "train",
     "train_classifier",

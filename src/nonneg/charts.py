@@ -273,19 +273,20 @@ CLUSTERS = {
 
 def practice(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
     """NCL's features as probabilities: their sums, their reliability; then heads and clusters, CL beside NCL."""
-    figure, grid = _panels(2, 2, width=300, height=200)
+    figure, grid = _panels(2, 2, width=370, height=200)
     (sums, reliable), (heads, clusters) = grid
     reliable.plot([0, 100], [0, 100], color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
     sums.axvline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
     for i, (name, runs) in enumerate((n, r) for n, r in panels.items() if "row_sums" in r.get("NCL", {})):
         found, colour = runs["NCL"], NONNEG_RUNS[i % len(NONNEG_RUNS)]
+        style = "-" if i < len(NONNEG_RUNS) else "--"
         edges, share = (np.array(found["row_sums"][k]) for k in ("edges", "share"))
-        sums.plot((edges[1:] + edges[:-1]) / 2, 100 * share, color=colour, linewidth=1.4, label=name)
+        sums.plot((edges[1:] + edges[:-1]) / 2, 100 * share, style, color=colour, linewidth=1.4, label=name)
         bins = found["reliability"]
         at = [
             (c, a) for c, a, n in zip(*(bins[k] for k in ("confidence", "accuracy", "share")), strict=True) if n >= 0.01
         ]
-        reliable.plot(*(100 * np.array(at).T), color=colour, linewidth=1.4, marker="o", markersize=3, label=name)
+        reliable.plot(*(100 * np.array(at).T), style, color=colour, linewidth=1.4, marker="o", markersize=3, label=name)
     for axes, title, x, y in (
         (sums, "P(c|x): do they sum to 1?", "sum over latent classes (2 or more at 2)", "test images, %"),
         (reliable, "P(y|x): right as often as it says?", "P(y|x) of the likeliest label, %", "right, %"),
@@ -293,7 +294,6 @@ def practice(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
         _title(axes, title)
         axes.set_xlabel(x)
         axes.set_ylabel(y)
-        axes.legend(fontsize=6, frameon=False, labelcolor=INK, loc="upper left")
     for axes, title, texts in (
         (heads, "Heads on z, accuracy, %", HEADS),
         (clusters, "Clusters of z, purity, %", CLUSTERS),
@@ -301,15 +301,16 @@ def practice(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
         for row, (name, method) in enumerate((n, m) for n, runs in panels.items() for m in runs):
             found = panels[name][method]
             place = [i for i, key in enumerate(texts) if key in found]
-            marker = "osD^v"[list(panels).index(name) % 5]
+            marker = "osD^vP"[list(panels).index(name) % 6]
             axes.plot(place, [100 * found[list(texts)[i]] for i in place], marker, color=NCL if method == "NCL" else CL,
                       markersize=5, label=f"{method}, {name}", zorder=3 + row)  # fmt: skip
         axes.set_xticks(range(len(texts)), list(texts.values()))
         axes.set_xlim(-0.5, len(texts) - 0.5)
         axes.set_ylim(0, 103)
         _title(axes, title)
-    clusters.legend(fontsize=5.5, frameon=False, labelcolor=INK, loc="lower left", ncols=2, labelspacing=0.1,
-                    borderaxespad=0, markerscale=0.8)  # fmt: skip
+    for axes, of in ((reliable, sums), (clusters, heads)):  # of both panels of a row, beside them
+        axes.legend(*of.get_legend_handles_labels(), fontsize=7, frameon=False, labelcolor=INK, loc="upper left",
+                    bbox_to_anchor=(1.0, 1.02))  # fmt: skip
     return png_bytes(figure)
 
 

@@ -74,7 +74,14 @@ class NonNegativeClassifier(nn.Module):
 
     def votes(self, x: Tensor, of: Tensor) -> Tensor:
         """N x D, what each feature adds to the logit of class `of` (N): map(x)_j weight_map(W)_{of, j}."""
-        return self._mapped(x) * self.weight_map(self.weight)[of]
+        return self._mapped(x) * self.weight_map(self.weight)[self._classes(of, x)]
+
+    def _classes(self, of: Tensor, x: Tensor) -> Tensor:
+        last = len(self.weight) - 1
+        known = torch.arange(last + 1, device=x.device)
+        if not isinstance(of, Tensor) or of.shape != x.shape[:1] or not torch.isin(of.to(x.device), known).all():
+            raise BadInput(f"of must be a tensor of {len(x)} class numbers from 0 to {last}, one for each sample")
+        return of.to(x.device, torch.int64)
 
     @torch.no_grad()
     def explain(self, x: Tensor, k: int = 10, *, of: Tensor | None = None) -> Votes:
@@ -82,7 +89,7 @@ class NonNegativeClassifier(nn.Module):
         if not 1 <= k <= self.weight.shape[1]:
             raise BadInput(f"k is {k}: ask for 1 to {self.weight.shape[1]} features")
         logits = self(x)
-        chosen = logits.argmax(1) if of is None else of
+        chosen = logits.argmax(1) if of is None else self._classes(of, x)
         votes = self.votes(x, chosen)
         features = votes.abs().topk(k).indices
         others = votes.scatter(1, features, 0.0)

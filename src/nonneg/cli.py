@@ -24,7 +24,7 @@ from nonneg.errors import BadInput, unknown
 from nonneg.loop import Interrupted
 from nonneg.multimodal import PAIR_RECIPES, PairRun
 from nonneg.multimodal import verbs as pair_verbs
-from nonneg.run import CLASSIFIERS, RECIPES, ClassifierRun, Run, SomeRun, Training
+from nonneg.run import CLASSIFIERS, RECIPES, ClassifierRun, Run, SomeRun, Training, recipe
 from nonneg.train import train
 
 HELP = """nonneg: features you can read, by non-negative contrastive learning.
@@ -91,6 +91,7 @@ class _Train(_Into):
       nonneg train digits --loss info_nce:temperature=0.1 --optimizer lars
       nonneg train folder --data-root photos/ --positives class
       nonneg train digits --loss supcon
+      nonneg train digits --loss spectral
     """
 
     run: OmitArgPrefixes[Run]
@@ -139,6 +140,12 @@ def _train(args: list[str]) -> None:
     folder = chosen.folder(chosen.run)
     if chosen.resume and (folder / "run.json").exists():  # flags left out keep what the run was begun with
         chosen = parse(_begun(folder, name, Run))
+    elif (wanted := recipe(name, chosen.run.loss)) is not RECIPES[name]:
+        as_wanted = parse(wanted)
+        if as_wanted.run.optimizer is wanted.optimizer:  # an optimiser that was named keeps the learning rate it had
+            chosen, about = as_wanted, as_wanted.run.to_json()
+            by = f"{about['optimizer']} at lr {about['lr']}"
+            engine.say(f"--loss {about['loss']} is trained by {by}; --optimizer and --lr name another")
     train(chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite)
     last = rundir.read_log(folder)[-1]
     if chosen.json:
@@ -504,10 +511,11 @@ def theory(
       nonneg theory
       nonneg theory --world overlap=0.2,classes=8 --out mine.html
       nonneg theory --world leak=0.2 --json --overwrite
+      nonneg theory --world mine.json --out mine.html
 
     Args:
-        world: A world of your own, by its knobs: classes, per_class, overlap, leak, labels, seed. Where it breaks an
-            assumption, the theorems that need it do not hold.
+        world: A world of your own, by its knobs: classes, per_class, overlap, leak, labels, k, seed; or a .json file
+            with prior, conditional, labels and k. Where it breaks an assumption, the theorems that need it do not hold.
         seed: Of the worlds and starts.
         out: The page to write.
         overwrite: Replace that file if it exists.
@@ -517,7 +525,7 @@ def theory(
 
     if out.exists() and not overwrite:
         raise BadInput(f"{out} already exists; add --overwrite to replace it, or --out for another file")
-    study = room.study(room.parse(world) if world else None, seed=seed)
+    study = room.study(None if world is None else room.parse(world), seed=seed)
     room.write_report(study, out)
     if json:
         _print_json([asdict(row) for row in study.rows])

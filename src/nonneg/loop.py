@@ -266,7 +266,7 @@ def run_job(
 def _loop(job: Job, s: State, step: Callable[[], None], done: int) -> None:
     """Shuffle, step, look, save - until the last epoch is over."""
     per_epoch, total, keep = job.steps_per_epoch, job.steps, job.keep
-    reader, at, shown = engine.Reader(), done, done
+    reader, at, shown, told_dead = engine.Reader(), done, done, False
     measured: dict[int, dict[str, Any]] = {}  # after the step of that number
     started = saved = time.monotonic()
     look = READ_EVERY if s.totals.is_cuda else 1  # on a CPU a look costs nothing, and steps may be slow
@@ -294,8 +294,10 @@ def _loop(job: Job, s: State, step: Callable[[], None], done: int) -> None:
                 line = {"epoch": -(-seen // per_epoch), "step": seen, **job.line(totals, (seen - 1) % per_epoch + 1)}
                 advance(seen - shown, note=job.note.format(**line))
                 shown = seen
-                if log and seen % per_epoch == 0:
-                    log.write({**line, **measured.pop(seen)}, seconds=time.monotonic() - started)
+                if seen % per_epoch == 0:
+                    told_dead = _tell_dead(line, job, told=told_dead)
+                    if log:
+                        log.write({**line, **measured.pop(seen)}, seconds=time.monotonic() - started)
             if save and keep:  # the losses up to here were seen and are finite; is what they led to?
                 tensors = s.tensors()
                 _check_weights(tensors, at, job)
@@ -381,6 +383,17 @@ def _memory_named(job: Job) -> Iterator[None]:
         if need := engine.lack_of_memory(error):
             raise TooLittleMemory(need, job.batch_size, job.rows.dataset.image_size) from error
         raise
+
+
+def _tell_dead(line: dict[str, Any], job: Job, *, told: bool) -> bool:
+    """Say, after the first epoch that ends so and after the last, that no feature is live; whether it was said."""
+    if line.get("alive") != 0 or (told and line["epoch"] < job.epochs):
+        return told
+    engine.say(
+        f"{job.label}: after epoch {line['epoch']} of {job.epochs} no feature is live: all are zero on every image "
+        "and nothing is learned; start anew with a lower --lr or another --optimizer"
+    )
+    return True
 
 
 def _check_finite(totals: dict[str, float], at: int, job: Job) -> None:

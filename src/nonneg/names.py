@@ -109,7 +109,7 @@ def _literal(value: str, knob: inspect.Parameter, where: str) -> Any:
     try:
         parsed = ast.literal_eval(value)
     except (ValueError, SyntaxError):
-        parsed = value
+        parsed = {"true": True, "false": False}.get(value.lower(), value)
     choices = getattr(knob.annotation, "__args__", ()) if "Literal" in str(knob.annotation) else ()
     if choices and parsed not in choices:
         raise unknown(f"{knob.name} of {where}", str(parsed), map(str, choices))
@@ -117,6 +117,7 @@ def _literal(value: str, knob: inspect.Parameter, where: str) -> Any:
     if kinds and not (parsed is None and type(None) in get_args(knob.annotation)):
         number = isinstance(parsed, (int, float)) and (isinstance(parsed, bool) == (kinds[0] is bool))
         if not number or (kinds[0] is int and not isinstance(parsed, int)):
-            raise BadInput(f"{where}: {knob.name}={value} is not {kinds[0].__name__}")
+            kind = {int: "a whole number", float: "a number", bool: "true or false"}[kinds[0]]
+            raise BadInput(f"{where}: {knob.name}={value} should be {kind}")
         return kinds[0](parsed)  # pyright: ignore[reportArgumentType] (a number, as just checked)
     return parsed

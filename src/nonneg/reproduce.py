@@ -638,22 +638,28 @@ def write_figures(
 ) -> list[Path]:
     """The runs that an experiment shows, side by side: RESULTS/figures/NAME.png, NAME-features.png, and a report.
 
-    They are drawn where one is missing or older than a run it shows; `anew`, always, and then a run whose folder is
-    gone is drawn from the features that were kept of it, if `data_root` has its images, and so are the features that
-    two seeds of a method have in common, NAME-METHOD-seeds.png.
+    Runs of several data sets or nets have a figure each, NAME-DATA-NET.png. They are drawn where one is missing or
+    older than a run it shows; `anew`, always, and then runs whose folders are gone are drawn from the features that
+    were kept of them, if `data_root` has their images, and so are the features that two seeds of a method have in
+    common, NAME-METHOD-seeds.png.
     """
     folders = {n: runs / name / n for n in experiment.show if (runs / name / n / "metrics.json").exists()}
     if any(isinstance(experiment.runs[n], PairRun) for n in experiment.show):
         return _write_pair_figures(name, experiment, results, folders, data_root, anew)
-    page, place, columns, written = runs / name / "report.html", results / "figures", [], []
-    pictures = {place / f"{name}.png": partial(figures.hero, rows=6, thumb=26)}
-    pictures |= {place / f"{name}-features.png": figures.overview}
-    if folders and (anew or _stale((page, *pictures), folders)):
-        columns = [workflow.column(f, experiment.methods[method_of(n)], data_root) for n, f in folders.items()]
-        intro = f"nonneg reproduce {name}: {', '.join(c.title for c in columns)}, from the same seed."
-        report.write(columns, page, title=f"{name}: what the features look at", intro=intro)
-    elif anew and data_root is not None:
-        columns = list(_kept_columns(name, experiment, experiment.show, results, data_root))
+    place, written = results / "figures", []
+    for suffix, show in experiment.side_by_side().items():
+        page, mine, columns = runs / name / f"report{suffix}.html", {n: folders[n] for n in show if n in folders}, []
+        pictures = {place / f"{name}{suffix}.png": partial(figures.hero, rows=6, thumb=26)}
+        pictures |= {place / f"{name}{suffix}-features.png": figures.overview}
+        if mine and (anew or _stale((page, *pictures), mine)):
+            columns = [workflow.column(f, experiment.methods[method_of(n)], data_root) for n, f in mine.items()]
+            intro = f"nonneg reproduce {name}: {', '.join(c.title for c in columns)}, from the same seed."
+            report.write(columns, page, title=f"{name}{suffix}: what the features look at", intro=intro)
+        elif anew and data_root is not None:
+            columns = list(_kept_columns(name, experiment, show, results, data_root))
+        for path, draw in pictures.items() if columns else ():
+            written.append(path)
+            _write_figure(path, draw(columns))
     if anew and data_root is not None:
         for method, seeds in _seeds_kept(name, experiment, results).items():
             again = list(_kept_columns(name, experiment, seeds, results, data_root))
@@ -662,9 +668,6 @@ def write_figures(
             ):
                 written.append(place / f"{name}-{method}-seeds.png")
                 _write_figure(written[-1], picture)
-    for path, draw in pictures.items() if columns else ():
-        written.append(path)
-        _write_figure(path, draw(columns))
     return written
 
 

@@ -220,6 +220,17 @@ RECIPES = {  # the starting point for each data set; every field can be changed 
     "folder": FOLDER,
     "arrays": replace(FOLDER, data=data.arrays),
 }
+SPECTRAL_RECIPES = {  # the same for the spectral loss, whose features LARS drives to zero
+    name: replace(
+        run, loss=losses.spectral, optimizer=optim.adamw, lr=5e-4 if run.backbone is backbones.resnet18 else 3e-3
+    )
+    for name, run in RECIPES.items()
+}
+
+
+def recipe(name: str, loss: Callable[..., Tensor] = losses.info_nce) -> Run:
+    """The starting point for a data set and a loss, whatever the loss's knobs."""
+    return (SPECTRAL_RECIPES if getattr(loss, "func", loss) is losses.spectral else RECIPES)[name]
 
 
 def classifier_of(run: Run, **changes: Any) -> ClassifierRun:

@@ -14,10 +14,11 @@ from typing import Any
 
 from nonneg import charts, evaluate, experiments, workflow
 from nonneg.analyses import Analysis, Line, Subject
-from nonneg.experiments import method_of
+from nonneg.experiments import AnyRun, method_of
 
 ASKED = ("cl", "ncl", "small-cl", "small-ncl", "digits-cl", "digits-ncl", "digits-identity", "digits-rep_relu")
-SHOWN = {"spectral": "digits, spectral", "maps": "digits", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+DATA = {"digits": "digits", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}  # in the order of the panels
+PANELS = 6  # at most
 
 
 def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
@@ -46,15 +47,23 @@ def each_asked(names: Sequence[str]) -> dict[str, list[str]]:
     return {name: [name] for name in names if method_of(name) in ASKED}
 
 
+def shown_as(run: AnyRun) -> str:
+    """What a run is called in the figure: its data, its loss where the theorem applies, its net where it is small."""
+    about = run.to_json()
+    small = about["data"] != "digits" and about["backbone"].startswith("small_net")
+    return DATA[about["data"]] + ", spectral" * workflow.fixes_scale(run) + ", small net" * small
+
+
 def draw(lines: Mapping[str, Line]) -> bytes | None:
     """Sums and reliability of NCL's probabilities; accuracy of each head and purity of clusters, CL beside NCL."""
     panels: dict[str, dict[str, dict[str, Any]]] = {}
-    for of in SHOWN:
-        for run_name in experiments.find(of).runs:
+    for of in ("spectral", "maps", "cifar10", "cifar100"):
+        for run_name, run in experiments.find(of).runs.items():
             if (line := lines.get(f"{of}-{run_name}")) is not None:
                 method = "NCL" if method_of(run_name).endswith(("ncl", "rep_relu")) else "CL"
-                panels.setdefault(SHOWN[of], {}).setdefault(method, line["measures"])  # the first seed
-    return charts.practice(panels) if panels else None
+                panels.setdefault(shown_as(run), {}).setdefault(method, line["measures"])  # the first seed
+    ordered = sorted(panels, key=lambda text: list(DATA.values()).index(text.partition(",")[0]))
+    return charts.practice({text: panels[text] for text in ordered[:PANELS]}) if panels else None
 
 
 ANALYSIS = Analysis(

@@ -5,6 +5,7 @@ A file here that defines EXPERIMENT is offered as `nonneg reproduce NAME`.
 
 import importlib
 import pkgutil
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -148,6 +149,18 @@ class Experiment:
         assert not stray, f"runs without a method: {stray}"
         assert all(k in self.table and m in self.methods for k, m in self.paper), "a paper cell outside the table"
         assert {*self.show, *self.borrowed, *self.starts} <= self.runs.keys() and MEASURES.keys() >= set(self.table)
+
+    def side_by_side(self) -> dict[str, tuple[str, ...]]:
+        """Runs that are shown in one figure, by what its name ends with: one figure for each data set and net."""
+        about = {name: self.runs[name].to_json() for name in self.show}
+        place = {name: (a["data"], a["backbone"].partition(":")[0]) for name, a in about.items()}
+        together: dict[tuple[str, str], tuple[str, ...]] = {}
+        for name, where in place.items():
+            together[where] = (*together.get(where, ()), name)
+        if len(together) < 2:
+            return dict.fromkeys([""], self.show)
+        nets = Counter(data for data, _ in together)
+        return {f"-{data}" + f"-{net}" * (nets[data] > 1): names for (data, net), names in together.items()}
 
 
 def begins(name: str, wanted: str) -> bool:

@@ -103,5 +103,5 @@ EXPERIMENT = Experiment(
     unprobed=("digits", "small", "cl-search", "ncl-search"),
     settle=settle,
     rows=in_table,
-    show=("digits-cl-s0", "digits-l1-s0", "digits-ncl-s0"),
+    show=tuple(f"{place}{method}-s0" for place in ("digits-", "", "small-") for method in METHODS),
 )

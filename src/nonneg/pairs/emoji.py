@@ -3,26 +3,30 @@
 From the npm packages emoji-datasource-google and emoji-datasource-twitter, version 16.0.0.
 """
 
+import hashlib
 import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pooch
-import requests
 import torch
 
 from nonneg import files
 from nonneg.data import Dataset
-from nonneg.data.cifar import download
 from nonneg.data.folder import Picture, decode, refuse
 from nonneg.data.pictures import strictly_sized
 from nonneg.data.splits import check, hold_out
 from nonneg.errors import BadInput
 from nonneg.pairs.dataset import Pairs, paired
+from nonneg.progress import console
 
 SIZE = 32
-URL = "https://registry.npmjs.org/emoji-datasource-{0}/-/emoji-datasource-{0}-16.0.0.tgz"
+PACKAGE = "emoji-datasource-{}"
+VERSION = "16.0.0"
 VENDORS = {  # and the sha256 of the archive
     "google": "fb5fd131b362aab7a55542d2a147a79708cce0a8b1c1bbacd470172708b5c438",
     "twitter": "f64a530c63bca463bd8317fdc4615ce63a53a0c65018e4ce2d848aaba7a28877",
@@ -57,13 +61,13 @@ def emoji(
     """Emoji with their names, 32 x 32 unless `image_size` says otherwise; a fifth of the base emoji is test.
 
     Both vendors' pictures and all skin tones of one emoji are on the same side. `root` holds emoji.json, google/ and
-    twitter/, or the folder emoji/ that does; without it the packages are downloaded once into `~/.cache/nonneg` (or
+    twitter/, or the folder emoji/ that does; without it npm fetches the packages once into `~/.cache/nonneg` (or
     $NONNEG_DATA). Labels are the categories, which nothing trains on.
     """
     check(split, image_size)
     if captions is not None:
         raise BadInput(f"emoji have their own names; --captions {captions} is for a folder of images")
-    table, places = _downloaded() if root is None else _found(Path(root).expanduser())
+    table, places = _cached() if root is None else _found(Path(root).expanduser())
     known = parse(files.read_json(table), table)
     bases = sorted({e.base for e in known})
     here = {bases[i] for i in hold_out(bases, split)}
@@ -120,28 +124,47 @@ def _found(root: Path) -> tuple[Path, dict[str, Path]]:
     )
 
 
-def _downloaded() -> tuple[Path, dict[str, Path]]:
-    """The same from the cache, downloaded and checked first if it is not there."""
+def _cached() -> tuple[Path, dict[str, Path]]:
+    """The same from the cache, fetched and checked first if it is not there."""
     cache = Path(os.environ.get("NONNEG_DATA") or "~/.cache/nonneg").expanduser()
-    places = {}
-    for vendor, sha256 in VENDORS.items():
-        inside = f"package/img/{vendor}/64"
-        url, into = URL.format(vendor), f"emoji-{vendor}"
-        if not (cache / into / inside).is_dir():
-            members = ["package/emoji.json", inside]
-            try:
-                pooch.retrieve(
-                    url,
-                    known_hash=f"sha256:{sha256}",
-                    fname=url.rsplit("/", 1)[-1],
-                    path=cache,
-                    downloader=download,  # pyright: ignore[reportArgumentType]  # as in data.cifar
-                    processor=pooch.Untar(members=members, extract_dir=into),
-                )
-            except (OSError, ValueError, requests.RequestException) as error:
+    for vendor in VENDORS:
+        if not (cache / f"emoji-{vendor}" / "package" / "img" / vendor / "64").is_dir():
+            _fetch(vendor, cache / f"emoji-{vendor}")
+    places = {vendor: cache / f"emoji-{vendor}" / "package" for vendor in VENDORS}
+    return places["google"] / "emoji.json", {vendor: place / "img" / vendor / "64" for vendor, place in places.items()}
+
+
+def _fetch(vendor: str, into: Path) -> None:
+    """Unpack a vendor's emoji.json and pictures into a folder that is there only when all of it is."""
+    package = PACKAGE.format(vendor)
+    instead = f"unpack {' and '.join(PACKAGE.format(v) for v in VENDORS)} {VERSION} and pass --data-root (root=), a "
+    instead += "folder with emoji.json, google/ and twitter/ (their img/VENDOR/64)"
+    npm = shutil.which("npm")
+    if npm is None:
+        raise BadInput(f"emoji: their pictures are packages of npm, which is not installed; install it, or {instead}")
+    wanted = ("package/emoji.json", f"package/img/{vendor}/64/")
+    try:
+        into.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=into.parent, prefix=f".{into.name}.") as folder:
+            console.print(f"npm fetches {package} {VERSION}, tens of MB", highlight=False, soft_wrap=True)
+            words = [npm, "pack", f"{package}@{VERSION}", "--silent", "--pack-destination", folder]
+            subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+            (archive,) = Path(folder).glob("*.tgz")
+            with archive.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != VENDORS[vendor]:
                 raise BadInput(
-                    f"emoji: cannot download {url} ({error}); pass --data-root (root=), a folder with emoji.json, "
-                    "google/ and twitter/"
-                ) from error
-        places[vendor] = cache / into / inside
-    return cache / "emoji-google" / "package" / "emoji.json", places
+                    f"emoji: {package} {VERSION} has another checksum than expected; try again, or {instead}"
+                )
+            with tarfile.open(archive) as tar:
+                some = [member for member in tar if member.name.startswith(wanted)]
+                tar.extractall(Path(folder) / "done", members=some, filter="data")
+            shutil.rmtree(into, ignore_errors=True)  # half of it, from an older version
+            (Path(folder) / "done").rename(into)
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr.strip() or "no word").splitlines()[-1]
+        raise BadInput(f"emoji: npm could not fetch {package} ({said}); try again, or {instead}") from None
+    except (OSError, ValueError, tarfile.TarError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"emoji: cannot unpack {package} into {into} ({error}); {instead}") from error

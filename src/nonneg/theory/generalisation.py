@@ -47,7 +47,9 @@ def remembering(world: World, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def learners(world: World, *, seed: int = 0) -> dict[str, Learner]:
-    """Ways to learn from labels, by their names in the figure."""
+    """Ways to learn from labels, by their names in the figure; none where there is one label, and nothing to learn."""
+    if np.ptp(world.labels) == 0:
+        return {}
     turned = world.phi @ random_rotation(world.classes, np.random.default_rng(seed))
     return {
         COUNTED: partial(counting, world, world.phi),
@@ -91,7 +93,7 @@ def generalisation(world: World, curves: dict[str, list[tuple[int, float]]], *, 
                 if name == TURNED
                 else f"what is learned from labelled samples approaches it: {name}",
                 f"accuracy {low:.4f} with {few} labels, {high:.4f} with {many}",
-                not near if name == TURNED and world.classes > 1 else near,
+                near != (name == TURNED),
             )
         )
     return rows

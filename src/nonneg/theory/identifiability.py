@@ -94,6 +94,22 @@ def by_width(*, seed: int = 0, count: int = 6, classes: int = 6) -> list[Point]:
     return [recovery(some, x=k, k=k, seed=seed) for k in (classes - 2, classes - 1, classes, classes + 2, 2 * classes)]
 
 
+def of_width(world: World, *, k: int, seed: int = 0) -> list[Row]:
+    """What k features find in one world: nothing exact below the number of classes, phi at it, phi in parts above."""
+    found, c = recovery([world], x=k, k=k, seed=seed), world.classes
+    if k < c:
+        claim, holds = f"with k = {k}, below the {c} classes, objective 0 is out of reach", found.solved == 0
+        measured = f"{found.solved:.0%} of starts reach 0, {found.columns:.0%} of columns are phi's"
+    else:
+        claim = f"with k = {k}, " + (f"above the {c} classes, parallel columns merge to phi" if k > c else "it is phi")
+        holds = found.best_merged == 1 and found.solved > 0
+        measured = (
+            f"{found.solved:.0%} of starts reach objective 0, {found.single:.0%} at phi before merging, "
+            f"{found.single_merged:.0%} after; the best by loss is {'' if found.best_merged else 'not '}phi"
+        )
+    return [Row("unique solution", claim, measured, holds)]
+
+
 def _random_worlds(count: int, *, seed: int, overlap: float = 0.3, classes: int = 6) -> list[World]:
     return [make.random_world(seed=1000 * seed + i, overlap=overlap, classes=classes) for i in range(count)]
 

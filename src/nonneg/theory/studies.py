@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from nonneg.errors import BadInput
 from nonneg.progress import bar
@@ -45,11 +46,14 @@ def study(world: World | None = None, *, seed: int = 0) -> Study:
     if seed < 0:
         raise BadInput(f"the seed is {seed}: give 0 or more")
     result = Study(make.random_world(seed=seed, labels=3) if world is None else world, seed)
+    make.check_solvable(result.world.classes, result.world.samples, result.world.k)
     checks = _on_one_world(result)
     if world is None:
         checks += _on_many_worlds(result)
-    elif world.overlap == 0:
+    else:
         checks.append(("one-hot", partial(bounds.one_hot_features, world)))
+        if world.k is not None:
+            checks.append(("width", partial(identifiability.of_width, world, k=world.k, seed=seed)))
     with _one_thread(), bar("theory", len(checks)) as advance:
         for name, check in checks:
             advance(0, name)
@@ -120,10 +124,11 @@ def _on_many_worlds(result: Study) -> list[tuple[str, Check]]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """The tables are so small that threads only wait for each other, most of all on a busy machine."""
+    """The tables are so small that threads, torch's or BLAS's, only wait for each other on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with threadpool_limits(1):
+            yield
     finally:
         torch.set_num_threads(before)

@@ -2,17 +2,21 @@
 
 Shapes: N samples x, C latent classes c. prior is P(c), C numbers; conditional is P(x|c), C x N; labels say which
 observed label each latent class belongs to, C whole numbers from 0. Two views of a thing are two samples of one class.
+k features are learned in a world, as many as there are classes unless a number is asked about.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
+from nonneg import files
 from nonneg.errors import BadInput, unknown
 
 SUM_TOLERANCE = 1e-9  # how far probabilities may be from summing to 1
+LARGEST = {"classes": 16, "samples": 128, "k": 32}  # that are studied, in a minute or two
 TAKE = 2 / 3  # of what a class shares, on the sample it shares with the next class; the rest with the one before
 
 
@@ -23,6 +27,7 @@ class World:
     prior: np.ndarray
     conditional: np.ndarray
     labels: np.ndarray
+    k: int | None = None
 
     def __post_init__(self) -> None:
         prior, conditional = (np.asarray(v, dtype=np.float64) for v in (self.prior, self.conditional))
@@ -31,6 +36,8 @@ class World:
         _check_conditional(conditional, len(prior))
         if labels.shape != prior.shape or labels.dtype.kind not in "iu" or labels.min() < 0:
             raise BadInput(f"labels must be {len(prior)} whole numbers from 0: one for every latent class")
+        if self.k is not None and self.k < 1:
+            raise BadInput(f"k is {self.k}: give 1 feature or more")
         for name, value in (("prior", prior), ("conditional", conditional), ("labels", labels)):
             value = value.copy()
             value.flags.writeable = False  # the cached quantities below rest on it
@@ -90,8 +97,7 @@ class World:
 
     def pairs(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """n positive pairs: a class from P(c), then x and x+ from P(x|c), independently; two arrays of indices."""
-        classes = rng.choice(self.classes, size=n, p=self.prior)
-        return self._draw(classes, rng), self._draw(classes, rng)
+        return drawn(self, self, n, rng)
 
     def labelled(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """n samples with the label of the class that made them; two arrays of whole numbers."""
@@ -110,6 +116,12 @@ def joint(world: World, other: World) -> np.ndarray:
     if world.prior.shape != other.prior.shape or not np.allclose(world.prior, other.prior, rtol=0, atol=1e-12):
         raise BadInput("the two modalities have different P(c): give worlds with the same latent classes")
     return (world.conditional.T * world.prior) @ other.conditional
+
+
+def drawn(world: World, other: World, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """n pairs (x, x') from `joint`: a class from P(c), then x of one world and x' of the other, independently."""
+    classes = rng.choice(world.classes, size=n, p=world.prior)
+    return world._draw(classes, rng), other._draw(classes, rng)
 
 
 def normalised(joint: np.ndarray) -> np.ndarray:
@@ -184,12 +196,47 @@ NUMBERS: dict[str, Callable[[str], int | float]] = {
     "overlap": float,
     "leak": float,
     "labels": int,
+    "k": int,
     "seed": int,
 }
 
 
+def read(path: Path) -> World:
+    """The world in a JSON file: an object of prior, conditional (a row for every class), labels and, if given, k."""
+    found = files.read_json(path)
+    if not isinstance(found, dict) or not {"prior", "conditional", "labels"} <= found.keys():
+        raise BadInput(f"{path} should hold a JSON object of prior, conditional and labels, and k if it is asked about")
+    for name in found.keys() - {"prior", "conditional", "labels", "k"}:
+        raise unknown(f"entry of {path}", name, ("prior", "conditional", "labels", "k"))
+    if not isinstance(k := found.get("k"), int | None) or isinstance(k, bool):
+        raise BadInput(f"{path}: k is {k!r}; give a whole number")
+    try:
+        prior, conditional = (np.array(found[name], dtype=np.float64) for name in ("prior", "conditional"))
+        return World(prior, conditional, np.array(found["labels"]), k)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+    except (TypeError, ValueError):
+        raise BadInput(
+            f"{path}: prior is a list of numbers and conditional a list of such lists, all of one length"
+        ) from None
+
+
+def check_solvable(classes: int, samples: int, k: int | None) -> None:
+    """Refuse to study a world that is too large to be solved in a minute or two."""
+    for name, value in (("classes", classes), ("samples", samples), ("k", k or 1)):
+        if value > LARGEST[name]:
+            raise BadInput(f"a world of {name} = {value} takes too long to solve: give {LARGEST[name]} at most")
+
+
 def parse(text: str) -> World:
-    """The world that "overlap=0.2,classes=8" describes: `overlapping` (with a seed `random_world`), then `leaking`."""
+    """The world in a .json file, or the one that "overlap=0.2,classes=8" describes.
+
+    That is `overlapping` (with a seed `random_world`), then `leaking`.
+    """
+    if text.endswith(".json"):
+        return read(Path(text))
+    if not text.strip(" ,"):
+        raise BadInput("the world is empty: give knobs, as in overlap=0.2,classes=8, or a .json file")
     given: dict[str, int | float] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, value = (s.strip() for s in part.partition("="))
@@ -207,6 +254,9 @@ def parse(text: str) -> World:
     leak = float(given.pop("leak", 0.0))
     classes, per_class = int(given.get("classes", 6)), int(given.get("per_class", 3))
     overlap, labels = float(given.get("overlap", 0.2)), int(given.get("labels", min(2, max(classes, 1))))
+    k = int(given["k"]) if "k" in given else None
+    if classes > 0 and per_class > 0:
+        check_solvable(classes, classes * (per_class + 1), k)  # before it is made
     if "seed" not in given:
         world = overlapping(classes=classes, per_class=per_class, overlap=overlap, labels=labels)
     elif given["seed"] < 0:
@@ -215,7 +265,7 @@ def parse(text: str) -> World:
         world = random_world(
             classes=classes, per_class=per_class, overlap=overlap, labels=labels, seed=int(given["seed"])
         )
-    return leaking(world, leak) if leak else world
+    return replace(leaking(world, leak) if leak else world, k=k)
 
 
 # How they are made
@@ -243,7 +293,7 @@ def _mixed(world: World, source: np.ndarray, leak: float) -> World:
     if world.classes < 2 and leak:
         raise BadInput("a world of one class has no other class to take samples from: leave leak at 0")
     conditional = (1 - leak) * world.conditional + leak * source @ world.conditional
-    return World(world.prior, conditional, world.labels)
+    return replace(world, conditional=conditional)
 
 
 def _check_sizes(**sizes: int) -> None:
