@@ -70,6 +70,7 @@ RIVALS = (  # run, way to shorten, its text, colour, line, width
     ("NCL", "features, 8 bits", "NCL, most used features, 8 bits", NCL, ":", 1.4),
     ("CL", "pca, 8 bits", "CL, principal axes, 8 bits", CL, "-", 1.4),
     ("CL", "pca, 1 bit", "CL, principal axes, 1 bit", CL, "--", 1.4),
+    ("CL", "features, 4 bits", "CL, features, 4 bits", INK, "-", 1.2),
     ("CL", "features, 1 bit", "CL, features, 1 bit", CL, "-.", 1.2),
     ("CL", "features, 8 bits", "CL, features cut, 8 bits", CL, ":", 1.4),
     ("CL", "projection, 1 bit", "CL, random directions, 1 bit", MUTED, "--", 1.0),
@@ -103,10 +104,12 @@ def precision_by_bytes(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, A
 
 
 WAYS = {  # (by, ReLU in ranking, ReLU in features) -> text, line
-    ("activation", False, False): ("by expected |activation|", "-"),
-    ("activation", True, False): ("ReLU in the ranking", "--"),
-    ("activation", True, True): ("ReLU in ranking and features", ":"),
-    ("random", False, False): ("random order", "-."),
+    ("activation", True, True): ("ReLU in ranking and features", "-"),
+    ("activation", False, False): ("no ReLU", "--"),
+    ("activation", True, False): ("ReLU in the ranking", ":"),
+    ("activation", False, True): ("ReLU in the features", (0, (1, 3))),
+    ("random", False, True): ("random order, ReLU", "-."),
+    ("random", False, False): ("random order, no ReLU", (0, (6, 2, 1, 2, 1, 2))),
 }
 
 
@@ -121,7 +124,8 @@ def kept_features(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]
                     mine = [r for r in rows if (r["by"], r["relu_in_ranking"], r["relu_in_features"]) == way]
                     if mine:
                         x, y = [r["kept"] for r in mine], [100 * r[key] for r in mine]
-                        axes.plot(x, y, dash, color=NCL if run == "NCL" else CL, linewidth=1.6, label=f"{run}, {label}")
+                        colour, label = NCL if run == "NCL" else CL, f"{run}, {label}"
+                        axes.plot(x, y, linestyle=dash, color=colour, linewidth=1.4, label=label)
             axes.set_xlabel("features kept")
             axes.set_ylabel(text)
             _title(axes, NAMES.get(name, name))
