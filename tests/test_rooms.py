@@ -129,6 +129,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         "experiments",
         "features",
         "figures",
+        "maps",
         "metrics",
         "on_images",
         "probes",

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nonneg import (
     charts,
@@ -53,6 +54,7 @@ HEADLINE = (
     "live_features",
     "effective_rank",
 )
+Map = Callable[[Tensor], Tensor]
 SEED = 0  # of every draw in an evaluation
 SAMPLED = 8  # images by which stored features are told from another model's
 VIEWED = 5000  # test images that SEPIN is measured on, at most
@@ -72,18 +74,24 @@ COST = {  # of a measure beside others, about the seconds on two cores for 50,00
 }
 
 
-def features_path(folder: Path, data: Dataset, split: str) -> Path:
-    return folder / "features" / f"{data.name}-{split}-{data.fingerprint()}.npz"
+def features_path(folder: Path, data: Dataset, split: str, map: Map | None = None) -> Path:
+    """Where features are kept; those under another map than the model's have its name in theirs."""
+    under = "" if map is None else "-" + names.spell(map, ROLES["map"])
+    return folder / "features" / f"{data.name}-{split}{under}-{data.fingerprint()}.npz"
 
 
-def embed(folder: Path, data: Dataset, split: str, run: Training) -> Features:
-    """Features of `data` under the run's model, kept in the run folder and reused for the same images and model."""
-    return stored(folder, data, split, run) or _extracted(folder, data, split, run)
+def embed(folder: Path, data: Dataset, split: str, run: Training, map: Map | None = None) -> Features:
+    """Features of `data` under the run's model, kept in the run folder and reused for the same images and model.
+
+    `map` takes the place of the model's own: `maps.identity` gives the projector's signed output.
+    """
+    map = None if map is run.map else map
+    return stored(folder, data, split, run, map) or _extracted(folder, data, split, run, map)
 
 
-def stored(folder: Path, data: Dataset, split: str, run: Training) -> Features | None:
+def stored(folder: Path, data: Dataset, split: str, run: Training, map: Map | None = None) -> Features | None:
     """The features in the run folder, if they are those of these images (by the name) and this model (by a sample)."""
-    path = features_path(folder, data, split)
+    path = features_path(folder, data, split, map)
     if not path.exists():
         return None
     try:
@@ -91,20 +99,20 @@ def stored(folder: Path, data: Dataset, split: str, run: Training) -> Features |
     except BadInput as error:  # a cache: made again
         engine.say(f"{error}; making it again")
         return None
-    if _made_by(load_model(folder, run), found, data):
+    if _made_by(load_model(folder, run), found, data, map):
         return found
     engine.say(f"{path} was not made by this model; making it again")
     return None
 
 
-def _extracted(folder: Path, data: Dataset, split: str, run: Training) -> Features:
-    made = features.extract(load_model(folder, run), data, device=run.torch_device())
-    made.save(features_path(folder, data, split))
+def _extracted(folder: Path, data: Dataset, split: str, run: Training, map: Map | None = None) -> Features:
+    made = features.extract(load_model(folder, run), data, device=run.torch_device(), map=map)
+    made.save(features_path(folder, data, split, map))
     return made
 
 
 @torch.inference_mode()
-def _made_by(model: encoder.Encoder, found: Features, data: Dataset) -> bool:
+def _made_by(model: encoder.Encoder, found: Features, data: Dataset, map: Map | None) -> bool:
     """Whether the model gives a few of these images the h and z that are stored, up to a device's rounding."""
     rows = np.unique(np.linspace(0, len(found.ids) - 1, SAMPLED).astype(int))
     place = {name: i for i, name in enumerate(data.ids)}
@@ -115,7 +123,7 @@ def _made_by(model: encoder.Encoder, found: Features, data: Dataset) -> bool:
     except BadInput:  # an image on disk that cannot be read any more: it must not have features
         return False
     h = model.features(x.float() / 255)
-    pairs = ((h, found.h[rows]), (model.map(model.projector(h)), found.z[rows].toarray()))
+    pairs = ((h, found.h[rows]), ((map or model.map)(model.projector(h)), found.z[rows].toarray()))
     return all(
         new.shape == old.shape
         and np.allclose(new.numpy(), old, rtol=0, atol=0.02 * max(float(np.abs(old).max()), 1e-6))
