@@ -175,6 +175,8 @@ def test_identifiability_matches_the_seeds_of_a_method(place: Path) -> None:
         100 * want, abs=1e-3
     )
     assert find(rows, "mean |cosine| of matched features, x 100", "NCL, cifar10").seeds == 2
+    missing = {r.method for r in rows if r.measure == "all of these"}
+    assert {"CL, cifar100", "NCL, cifar100"} <= missing and "NCL, cifar10" not in missing
     assert done["cifar10-cl"]["measures"]["signed"] and not done["cifar10-ncl"]["measures"]["signed"]
 
 
@@ -191,7 +193,8 @@ def test_disentanglement_is_sepin_of_two_views_of_the_test_images(place: Path) -
 
 
 def test_robustness_is_the_clean_probe_on_damaged_images(place: Path) -> None:
-    ask(place, "robustness", only=("cifar10-ncl-s0",))
+    rows = ask(place, "robustness", only=("cifar10-ncl-s0",))
+    assert find(rows, "test images", "NCL, cifar10").cells()[3] == "30"  # not 30.0
     found = lines(place, "robustness")["cifar10-ncl-s0"]["measures"]
     asked = subject(place, "ncl-s0")
     train_f, test_f = asked.features("train"), asked.features("test")
@@ -250,7 +253,11 @@ def test_bad_input_is_refused_in_one_sentence(place: Path, tmp_path: Path) -> No
         ask(place, "bytes", epochs=3)
     with pytest.raises(BadInput, match="did you mean 'bytes'"):
         ask(place, "byte")
-    assert ask(tmp_path, "bytes", report_only=True) == []
+    none = ask(tmp_path, "bytes", report_only=True)
+    assert {(r.measure, r.method, r.cells()[3]) for r in none} == {
+        ("all of these", f"{method}, {of}", "not run") for method in ("CL", "NCL") for of in ("cifar10", "cifar100")
+    }
+    assert [r.method for r in ask(tmp_path, "bytes", report_only=True, only=("cifar100-ncl",))] == ["NCL, cifar100"]
 
 
 def test_figures_are_drawn_from_lines_alone(place: Path) -> None:
