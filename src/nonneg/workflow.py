@@ -1,6 +1,7 @@
 """What the verbs do: run folder -> features -> metrics -> report, each step reading files, so that it reruns alone."""
 
 import hashlib
+import inspect
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -64,8 +65,9 @@ COST = {  # of a measure beside others, about the seconds on two cores for 50,00
     "knn": 15,
     "linear_probe_z": 16,
     "knn_z": 15,
-    "sepin": 4,
+    "sepin": 10,
     "retrieval": 40,
+    "selection": 30,
     "spectrum": 2,
     "clusters": 30,
     "monosemanticity": 2,
@@ -218,8 +220,8 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
             path.unlink(missing_ok=True)  # of another model, or of other images
         before = _entries(path) if path.exists() else {}
     made = {split: kept[split] or _extracted(folder, d, split, run) for split, d in data.items()}
-    _check_finite(folder, made)
-    skipped = {group: why for group, why in _cannot(asked, data["test"], made).items() if group in groups}
+    cannot = _cannot(asked, data["test"], made)
+    skipped = {group: why for group, why in cannot.items() if group in groups}
     if asked.only and skipped:
         group, why = next(iter(skipped.items()))
         raise BadInput(f"{group} cannot be measured: {why}")
@@ -227,7 +229,7 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
         whole = {_group(e) for e in before.values() if "subset" not in e} & set(HEAVY) & set(groups)
         skipped |= dict.fromkeys(whole, "measured on all images before, which --subset would replace")
     if asked.all and not asked.heavy:
-        skipped |= dict.fromkeys(HEAVY, "takes minutes; add --heavy")
+        skipped |= {group: cannot.get(group, "takes minutes; add --heavy") for group in HEAVY}
     if "basic" in groups and (why := _no_labels(made) or why_no_probe(made["train"].labels)):
         skipped["class consistency and probes" if _no_labels(made) else "probes"] = why
     job = _Job(folder, run, data, made, asked, dict(others), places)
@@ -270,6 +272,7 @@ def _cannot(asked: Asked, test: Dataset, made: dict[str, Features]) -> dict[str,
     signed = any(bool((f.z.data < 0).any()) for f in made.values())
     why = {
         "retrieval": unlabelled,
+        "selection": unlabelled,
         "probabilities": "features of this run are negative, and probabilities are not" * signed,
         "clusters": unlabelled,
         "monosemanticity": "" if asked.judge else "it needs another run's eyes; name one with --judge RUN",
@@ -288,12 +291,11 @@ def fixes_scale(run: Training) -> bool:
     return getattr(loss, "func", loss) is losses.spectral and not knobs.get("normalise")
 
 
-def _check_finite(folder: Path, made: dict[str, Features]) -> None:
-    for split, f in made.items():
-        for name, values in (("h", f.h), ("z", f.z.data)):
-            if not np.isfinite(values).all():
-                bad = f"{split} features of {folder} hold NaN or infinite values in {name}"
-                raise BadInput(f"the {bad}: the model diverged; train it again with a smaller --lr")
+def _temperature(run: Training) -> float | None:
+    """The temperature of the run's loss, where it has one."""
+    knobs = inspect.signature(run.loss).parameters if hasattr(run, "loss") else {}
+    found = knobs["temperature"].default if "temperature" in knobs else None
+    return found if isinstance(found, float) else None
 
 
 @dataclass(frozen=True)
@@ -317,9 +319,12 @@ class _Job:
                 todo.append(("basic", COST.get(name, 1), lambda name=name, take=take: {name: take()}))
         if "sepin" in groups:
             f, g, how = self.views()
-            todo.append(("sepin", COST["sepin"], lambda: measures_of.sepin(f.z, g.z, views=how, seed=SEED)))
+            of = partial(measures_of.sepin, f.z, g.z, views=how, seed=SEED, temperature=_temperature(self.run))
+            todo.append(("sepin", COST["sepin"], of))
         if "retrieval" in groups:
             todo.append(("retrieval", COST["retrieval"], lambda: measures_of.retrieval(train, test, device=device)))
+        if "selection" in groups:
+            todo.append(("selection", COST["selection"], lambda: measures_of.selected(train, test, device=device)))
         if "spectrum" in groups:
             todo.append(("spectrum", COST["spectrum"], lambda: measures_of.spectrum(train, test)))
         if "probabilities" in groups:
@@ -497,7 +502,12 @@ def write_features(
 
 
 def select(
-    folder: Path, *, budget: int | None = None, features: int | None = None, top: int | None = None
+    folder: Path,
+    *,
+    budget: int | None = None,
+    features: int | None = None,
+    top: int | None = None,
+    data_root: Path | None = None,
 ) -> dict[str, Any]:
     """Shortened codes of both splits in RUN/codes, and what was lost: each measure on test features before and after.
 
@@ -505,7 +515,7 @@ def select(
     and the share of nearest neighbours that stay do not.
     """
     selection.check_one(budget=budget, features=features, top=top)
-    run = finished_run(folder)
+    run = finished_run(folder, data_root)
     data = {split: run.load(split) for split in ("train", "test")}
     made = {split: embed(folder, dataset, split, run) for split, dataset in data.items()}
     plan = selection.plan(made["train"].z, budget=budget, features=features, top=top)
@@ -580,6 +590,7 @@ def column(folder: Path, title: str, data_root: Path | None = None) -> Column:
         classes=test_data.classes,
         skipped=sorted({*train_data.skipped, *test_data.skipped, *rundir.read_skipped(folder)}),
         log=rundir.read_log(folder),
+        stability=measured.get("identifiability_cosine", {}).get("each"),
     )
 
 

@@ -22,14 +22,6 @@ from nonneg.progress import track
 OTHER = {"cifar10": "cifar100", "cifar100": "cifar10", "wide": "cifar10"}
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # of the features
 QUARTER = 2  # its place among them
-WAYS = (  # ranking, ReLU in the ranking, ReLU in the features
-    ("activation", False, False),
-    ("activation", True, False),
-    ("activation", False, True),
-    ("activation", True, True),
-    ("random", False, False),
-    ("random", False, True),
-)
 
 
 def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
@@ -43,7 +35,7 @@ def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
     _, width = figures.shape(train)
     sizes = sorted({max(1, round(share * width)) for share in SHARES})
     rows = []
-    for by, in_ranking, in_features in track(WAYS, f"{subject.name}: selecting", len(WAYS)):
+    for by, in_ranking, in_features in track(selection.WAYS, f"{subject.name}: selecting", len(selection.WAYS)):
         order = selection.rank(train.z, by=by, relu=in_ranking, rng=np.random.default_rng(0))
         here = _with(train, relu=in_features), _with(test, relu=in_features)
         there = _with(away[0], relu=in_features), _with(away[1], relu=in_features)
