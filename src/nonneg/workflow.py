@@ -293,7 +293,8 @@ def fixes_scale(run: Training) -> bool:
 
 def _temperature(run: Training) -> float | None:
     """The temperature of the run's loss, where it has one."""
-    knobs = inspect.signature(run.loss).parameters if hasattr(run, "loss") else {}
+    loss = getattr(run, "loss", None)
+    knobs = inspect.signature(loss).parameters if loss else {}
     found = knobs["temperature"].default if "temperature" in knobs else None
     return found if isinstance(found, float) else None
 

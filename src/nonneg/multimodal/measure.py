@@ -5,6 +5,7 @@ N images, T texts (equal captions are one text), D features.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -77,7 +78,7 @@ def measure(test: PairFeatures, *, eps: float = 1e-5) -> dict[str, Entry]:
     """Every measurement of test images and texts by name: its value, its definition and its parameters."""
     z: Matrix = test.images.z
     of_texts: Matrix = test.texts.z
-    at = {"threshold": eps}
+    at: dict[str, Any] = {"threshold": eps}
     if z.shape[1] != of_texts.shape[1]:
         raise BadInput(f"images have {z.shape[1]} features and texts {of_texts.shape[1]}; they must share one space")
     found: dict[str, Entry] = {}
