@@ -14,9 +14,11 @@ from PIL import Image
 from nonneg import (
     analyses,
     backbones,
+    charts,
     corruptions,
     evaluate,
     experiments,
+    maps,
     metrics,
     on_images,
     probes,
@@ -112,13 +114,20 @@ def test_bytes_is_the_curve_of_each_run_and_its_mean(place: Path) -> None:
     assert "| NCL, cifar10 |" in (place / "results" / "bytes.md").read_text()
 
 
+def test_every_way_that_the_bytes_figure_draws_was_measured(place: Path) -> None:
+    curve = lines(place, "bytes")["cifar10-cl-s0"]["measures"]["curve"]
+    ways = {way for run, way, *_ in charts.RIVALS if run == "CL"}
+    assert "features, 4 bits" in ways  # CL's strongest
+    assert all(any(point["method"].startswith(way) for point in curve) for way in ways)
+
+
 def test_selection_probes_what_was_kept_here_and_elsewhere(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("nonneg.analyses.selection"), "SHARES", (1 / 4, 1 / 4, 1 / 4, 1))
     ask(place, "selection", only=("cifar10-cl-s0",))
     done = lines(place, "selection")
     assert done.keys() == {"cifar10-cl-s0"}
     rows = done["cifar10-cl-s0"]["measures"]["rows"]
-    assert len({(r["by"], r["relu_in_ranking"], r["relu_in_features"]) for r in rows}) == 5  # where ReLU enters matters
+    assert len({(r["by"], r["relu_in_ranking"], r["relu_in_features"]) for r in rows}) == 6
     asked = subject(place, "cl-s0")
     order = selection.rank(asked.features("train").z, relu=True)[:2]
     for data, key in ((None, "probe"), ("cifar100", "transfer")):
@@ -127,6 +136,30 @@ def test_selection_probes_what_was_kept_here_and_elsewhere(place: Path, monkeypa
         want = probes.linear_probe(kept[0], seen[0].labels, kept[1], seen[1].labels).accuracy  # type: ignore[arg-type]
         (row,) = [r for r in rows if (r["relu_in_ranking"], r["relu_in_features"], r["kept"]) == (True, True, 2)]
         assert row[key] == pytest.approx(want, abs=1e-6)
+
+
+def test_selection_of_ncl_has_rows_without_relu(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("nonneg.analyses.selection"), "SHARES", (1 / 4, 1 / 4, 1 / 4, 1))
+    ask(place, "selection", only=("cifar10-ncl-s0",))
+    found = lines(place, "selection")["cifar10-ncl-s0"]["measures"]
+    rows = {(r["relu_in_ranking"], r["relu_in_features"], r["kept"]): r for r in found["rows"] if r["by"] != "random"}
+    asked = subject(place, "ncl-s0")
+    plain, signed = ([asked.features(split, map=map) for split in ("train", "test")] for map in (None, maps.identity))
+    assert (signed[1].z.data < 0).any() and not (plain[1].z.data < 0).any()
+    np.testing.assert_array_equal(plain[1].z.toarray(), signed[1].z.maximum(0).toarray())
+    for relu, seen in ((True, plain), (False, signed)):
+        order = selection.rank(seen[0].z, relu=relu)
+        kept = [selection.keep_features(f.z, order[:2]) for f in seen]
+        want = probes.linear_probe(kept[0], seen[0].labels, kept[1], seen[1].labels).accuracy  # type: ignore[arg-type]
+        assert rows[relu, relu, 2]["probe"] == pytest.approx(want, abs=1e-6)
+        near = metrics.retrieval(kept[1], seen[1].labels)["precision"]
+        assert rows[relu, relu, 2]["precision"] == pytest.approx(near, abs=1e-5)
+    assert found["probe_quarter"] == rows[True, True, 2]["probe"]  # NCL as it is
+    names = {path.name for path in (place / "runs" / "cifar10" / "ncl-s0" / "features").iterdir()}
+    assert sum("-identity-" in name for name in names) == 4
+    ask(place, "selection", only=("cifar10-cl-s0",))
+    names = {path.name for path in (place / "runs" / "cifar10" / "cl-s0" / "features").iterdir()}
+    assert not any("-identity-" in name for name in names)  # CL has no other
 
 
 def test_identifiability_matches_the_seeds_of_a_method(place: Path) -> None:
@@ -142,6 +175,8 @@ def test_identifiability_matches_the_seeds_of_a_method(place: Path) -> None:
         100 * want, abs=1e-3
     )
     assert find(rows, "mean |cosine| of matched features, x 100", "NCL, cifar10").seeds == 2
+    missing = {r.method for r in rows if r.measure == "all of these"}
+    assert {"CL, cifar100", "NCL, cifar100"} <= missing and "NCL, cifar10" not in missing
     assert done["cifar10-cl"]["measures"]["signed"] and not done["cifar10-ncl"]["measures"]["signed"]
 
 
@@ -158,7 +193,8 @@ def test_disentanglement_is_sepin_of_two_views_of_the_test_images(place: Path) -
 
 
 def test_robustness_is_the_clean_probe_on_damaged_images(place: Path) -> None:
-    ask(place, "robustness", only=("cifar10-ncl-s0",))
+    rows = ask(place, "robustness", only=("cifar10-ncl-s0",))
+    assert find(rows, "test images", "NCL, cifar10").cells()[3] == "30"  # not 30.0
     found = lines(place, "robustness")["cifar10-ncl-s0"]["measures"]
     asked = subject(place, "ncl-s0")
     train_f, test_f = asked.features("train"), asked.features("test")
@@ -217,7 +253,11 @@ def test_bad_input_is_refused_in_one_sentence(place: Path, tmp_path: Path) -> No
         ask(place, "bytes", epochs=3)
     with pytest.raises(BadInput, match="did you mean 'bytes'"):
         ask(place, "byte")
-    assert ask(tmp_path, "bytes", report_only=True) == []
+    none = ask(tmp_path, "bytes", report_only=True)
+    assert {(r.measure, r.method, r.cells()[3]) for r in none} == {
+        ("all of these", f"{method}, {of}", "not run") for method in ("CL", "NCL") for of in ("cifar10", "cifar100")
+    }
+    assert [r.method for r in ask(tmp_path, "bytes", report_only=True, only=("cifar100-ncl",))] == ["NCL, cifar100"]
 
 
 def test_figures_are_drawn_from_lines_alone(place: Path) -> None:

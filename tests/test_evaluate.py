@@ -6,6 +6,7 @@ N images, D features, C classes.
 import json
 import math
 import multiprocessing
+import re
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,7 @@ from nonneg import (
     probes,
     progress,
     rundir,
+    selection,
     workflow,
 )
 from nonneg.data import Dataset
@@ -81,6 +83,10 @@ def info_nce(f: np.ndarray, g: np.ndarray) -> float:
     return total / n
 
 
+def norm(x: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(x, axis=1, keepdims=True).clip(1e-12)
+
+
 def test_sepin_entries_match_dropping_one_feature_after_the_other() -> None:
     f, g = (fake(n=15, d=11, seed=s).z for s in (1, 2))
     a, b = (z.toarray().astype(np.float64) for z in (f, g))
@@ -91,7 +97,15 @@ def test_sepin_entries_match_dropping_one_feature_after_the_other() -> None:
     assert found["sepin@10"]["value"] == pytest.approx(np.mean(sorted(drop)[1:]), abs=1e-9)
     assert found["sepin@all"]["value"] == pytest.approx(np.mean(drop), abs=1e-9)
     np.testing.assert_allclose(found["sepin@all"]["each"], drop, rtol=1e-5, atol=1e-12)
-    assert found["sepin@100"]["value"] is None  # k is larger than the number of features
+    assert found["sepin@100"]["value"] is None and found["sepin@100"]["why"] == "there are 11 features"
+    assert "sepin_training@1" not in found
+    whole = [info_nce(np.delete(a, i, 1) / norm(np.delete(a, i, 1)), np.delete(b, i, 1) / norm(np.delete(b, i, 1)))
+             - info_nce(a, b) for i in range(11)]  # fmt: skip
+    np.testing.assert_allclose(found["sepin_renormalised@all"]["each"], whole, rtol=1e-5, atol=1e-12)
+    few = evaluate.sepin(f, g, views="gentle", seed=7, temperature=0.2, few=5)
+    assert few["sepin_renormalised@1"]["images"] == 5 and few["sepin@1"] == found["sepin@1"]
+    cold = evaluate.metrics.sepin(f, g, temperature=0.2)
+    assert few["sepin_training@1"]["value"] == cold.max() and few["sepin_training@1"]["temperature"] == 0.2
     assert found["sepin@1"] | {"images": 15, "views": "gentle", "seed": 7, "temperature": 1.0} == found["sepin@1"]
 
 
@@ -123,7 +137,8 @@ def test_spectrum_entries_of_one_hot_features() -> None:
     assert found["eigenvalues_top"]["value"] == pytest.approx(0.5)
     assert found["eigenvalues_90"]["value"] == found["activations_90"]["value"] == 18
     np.testing.assert_allclose(found["eigenvalues_top"]["each"], 0.05, rtol=1e-5)
-    assert found["activation_fall"]["value"] is None  # 20 classes, and not 40 features
+    assert found["activation_fall"]["value"] is None
+    assert found["activation_fall"]["why"] == "there are 20 features, and 2C is 40"
     coarse = evaluate.spectrum(Features(z.toarray(), z, y // 2, []), Features(z.toarray(), z, None, []))
     assert coarse["activation_fall"]["value"] == 0 and coarse["activation_fall"]["classes"] == 10
     assert "activation_fall" not in evaluate.spectrum(*[Features(z.toarray(), z, None, [])] * 2)
@@ -155,7 +170,47 @@ def test_dead_features_have_defined_entries() -> None:
     assert {e["value"] for e in evaluate.sepin(dead.z, dead.z, views="none", seed=0).values()} == {0, None}
     assert {e["value"] for e in evaluate.spectrum(dead, dead).values()} == {None}
     assert evaluate.monosemanticity(dead.z, np.eye(6), name="j")["monosemanticity"]["value"] is None
-    assert evaluate.retrieval(dead, dead, k=2)["precision@2"]["value"] is not None  # all cosines are 0, and so equal
+    for group in (
+        evaluate.measure(dead, dead, k=2),
+        evaluate.sepin(dead.z, dead.z, views="none", seed=0),
+        evaluate.retrieval(dead, dead, k=2),
+        evaluate.spectrum(dead, dead),
+        evaluate.probabilities(dead, dead, scaled=True),
+        evaluate.clusters(dead),
+        evaluate.monosemanticity(dead.z, np.eye(6), name="j"),
+    ):
+        assert all(("why" in e) == (e["value"] is None) for e in group.values())
+    found = evaluate.retrieval(dead, dead, k=2) | evaluate.clusters(dead)
+    assert {e["value"] for name, e in found.items() if name != "precision_chance"} == {None}  # whatever the order
+    assert found["kmeans_nmi"]["why"] == "every feature is zero on every test sample"
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_selection_entries_are_retrieval_and_probes_of_what_is_kept(signed: bool) -> None:
+    train, test = fake(n=90, d=16, seed=1), fake(n=70, d=16, seed=2)
+    if signed:
+        train, test = (replace(f, z=sparse.csr_array(f.z.toarray() - 0.3)) for f in (train, test))
+    found = evaluate.selected(train, test, queries=40, k=5)
+    asked = np.sort(np.random.default_rng(0).permutation(70)[:40])
+    whole = evaluate.metrics.retrieval(test.z, test.labels, k=5, queries=asked)["precision"]
+    assert found["precision_bytes_whole"]["value"] == whole and found["precision_bytes_whole"]["bytes"] == 64
+    for size, top in ((4, 2), (16, 8), (64, 16)):
+        codes = selection.plan(train.z, top=top).codes(test.z).decode()
+        want = evaluate.metrics.retrieval(codes, test.labels, k=5, queries=asked)["precision"]
+        assert found[f"precision_bytes_{size}"]["value"] == want and found[f"precision_bytes_{size}"]["kept"] == top
+    methods = {point["method"].partition(",")[0] for point in found["precision_bytes_whole"]["each"]}
+    assert methods == {"features", "pca", "projection", "activations"}
+    rows = found["kept_probe"]["each"]
+    assert {(r["by"], r["relu_in_ranking"], r["relu_in_features"]) for r in rows} == (
+        set(selection.WAYS) if signed else {("activation", True, True), ("random", False, True)}
+    )
+    chosen = selection.rank(train.z, relu=not signed)[:4]
+    kept = [selection.keep_features(f.z, np.sort(chosen)) for f in (train, test)]
+    want = probes.linear_probe(kept[0], train.labels, kept[1], test.labels).accuracy
+    assert found["kept_probe"]["value"] == want and found["kept_probe"]["kept"] == 4
+    near = evaluate.metrics.retrieval(kept[1], test.labels, k=5, queries=asked)["precision"]
+    assert found["kept_precision"]["value"] == pytest.approx(near, abs=1e-6)
+    assert charts.PLOTS["bytes"](found, "#000000") is not None
 
 
 # Groups that need images
@@ -456,13 +511,22 @@ def test_without_labels_the_label_free_groups_run_and_the_others_are_named(
     flags = ["--all", "--heavy", "--judge", copied / "d", "--against", copied / "d"]
     code, found, _ = evaluated(capsys, copied / "c", *flags)
     none = "the train and test data have no labels"
-    unlabelled = ("class consistency and probes", "retrieval", "clusters", "ood", "probe", "tune", "corruptions")
+    unlabelled = ("class consistency and probes", "retrieval", "selection", "clusters", "ood", *evaluate.HEAVY)
     assert code == 0 and {k for k, why in found["skipped"].items() if why == none} == set(unlabelled)
     assert found["skipped"].keys() - set(unlabelled) == {"factors"}
     assert {"sepin@1", "eigenvalues_top", "monosemanticity", "identifiability_cosine"} <= found.keys()
     assert found["class_consistency"] is None and "precision@10" not in found
     cli.main(["evaluate", str(copied / "c"), "--all"])
-    assert f"not measured: retrieval ({none})" in capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"not measured: retrieval ({none})" in text and f"not measured: corruptions ({none})" in text
+    assert "no value: sepin@100 (there are 16 features)" in text
+    cli.main(["compare", str(copied / "a"), str(copied / "c")])
+    rows = {
+        cells[1]: cells[2:4]
+        for line in capsys.readouterr().out.splitlines()
+        if len(cells := [c.strip() for c in line.split("│")]) == 5
+    }
+    assert rows["sepin@100"] == ["-", "none"] and rows["class consistency"][1] == "-"  # not measured, undefined
 
 
 def poisoned(folder: Path, value: float) -> None:
@@ -482,6 +546,9 @@ def test_all_dead_features_are_defined_or_one_sentence(copied: Path, capsys: pyt
     )  # fmt: skip
     assert code == 0 and "unexpected" not in err and found["live_features"] == 0 and found["sparsity"] == 1
     assert found["sepin@all"] == 0 and found["eigenvalues_top"] is None and found["monosemanticity"] is None
+    assert found["no_value"]["precision@10"] == found["no_value"]["spectral_nmi"]
+    assert found["no_value"]["precision@10"] == "every feature is zero on every test sample"
+    assert "nothing to keep" in found["skipped"]["selection"]
     assert "no feature of run 0" in found["skipped"]["identifiability"]
     strict_json(copied / "a" / "metrics.json")
     code, _, err = evaluated(capsys, copied / "a", "--only", "identifiability", "--against", copied / "b")
@@ -492,6 +559,61 @@ def test_nan_in_features_is_one_sentence(copied: Path, capsys: pytest.CaptureFix
     poisoned(copied / "a", math.nan)
     code, _, err = evaluated(capsys, copied / "a", "--all")
     assert code == 1 and "hold NaN or infinite values in z: the model diverged" in err
+    with pytest.raises(SystemExit):
+        cli.main(["features", str(copied / "a"), "--out", str(copied / "out")])
+    err = " ".join(capsys.readouterr().err.split())
+    assert "hold NaN or infinite values in z" in err and not (copied / "out").exists()
+
+
+def test_stored_features_that_are_not_finite_are_made_again_for_that_reason(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = (copied / "a" / "features").glob("digits-test-*.npz")
+    bad = features.load(path)
+    bad.z.data[3] = math.nan
+    bad.save(path)
+    with pytest.raises(BadInput, match="hold NaN or infinite values in z"):
+        features.load(path)
+    code, _, err = evaluated(capsys, copied / "a", "--only", "spectrum")
+    assert code == 0 and "NaN" in err and "was not made by this model" not in err
+    assert np.isfinite(features.load(path).z.data).all()
+
+
+def test_compare_says_what_a_number_was_measured_with(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = copied / "a", copied / "b"
+    groups = "corruptions,monosemanticity,identifiability"
+    evaluated(capsys, a, "--only", groups, "--heavy", "--subset", 30, "--judge", b, "--against", b)
+    cli.main(["compare", str(a), str(b)])
+    text = capsys.readouterr().out
+    notes = {line[:3]: line[4:].strip() for line in text.splitlines() if line.startswith("[")}
+    assert sorted(notes.values()) == sorted(["on 30 images (--subset)", f"judged by {b}", f"against {b}"])
+    marked = {name: next(line for line in text.splitlines() if f" {name} " in line) for name in
+              ("corruption blur", "monosemanticity", "identifiability cosine")}  # fmt: skip
+    wanted = ("on 30 images (--subset)", f"judged by {b}", f"against {b}")
+    assert [notes[re.search(r"\[\d\]", line)[0]] for line in marked.values()] == list(wanted)
+    assert "[" not in next(line for line in text.splitlines() if "sparsity" in line)
+
+
+def test_a_report_says_how_stable_each_feature_is(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = copied / "a", copied / "b"
+    workflow.write_report([a], copied / "before.html", overwrite=False)
+    assert "stable 0" not in (copied / "before.html").read_text()
+    evaluated(capsys, a, "--only", "identifiability", "--against", b)
+    workflow.write_report([a], copied / "after.html", overwrite=False)
+    each = strict_json(a / "metrics.json")["identifiability_cosine"]["each"]
+    page, live = (copied / "after.html").read_text(), [v for v in each if v is not None]
+    assert all(f"stable {v:.2f}" in page for v in live[:3]) and "the matched feature of other runs" in page
+
+
+def test_class_consistency_of_each_feature_is_kept_and_drawn_beside_its_looks(
+    copied: Path, capsys: pytest.CaptureFixture[str], digits: dict[str, Dataset]
+) -> None:
+    code, found, _ = evaluated(capsys, copied / "a", "--only", "basic,monosemanticity", "--judge", copied / "b")
+    test = made(copied / "a", digits)["test"]
+    each = evaluate.metrics.per_feature_consistency(test.z, test.labels)
+    kept = strict_json(copied / "a" / "metrics.json")["class_consistency"]["each"]
+    np.testing.assert_allclose([np.nan if v is None else v for v in kept], each, atol=1e-4)
+    assert code == 0 and "monosemanticity_by_consistency" in {Path(p).stem for p in found["plots"]}
 
 
 def test_a_class_of_one_sample_is_measured_around(
@@ -553,7 +675,8 @@ def test_any_number_of_runs_stand_side_by_side(capsys: pytest.CaptureFixture[str
     columns = {f"run-{i:02d}": {"sparsity": i / 100, "sepin@1": i / 1000} for i in range(13)}
     cli._print_table(columns, ["sepin@1"])
     text = capsys.readouterr().out
-    assert all(f"{i}.0%" in text and f"run-{i:02d}" in text and f"{i / 1000:.4f}" in text for i in range(13))
+    assert all(f"{i}.0%" in text and f"run-{i:02d}" in text and f"{i / 1000:.3g}" in text for i in range(13))
+    assert cli._show("sepin@all", 0.00091234) == "0.000912" and cli._show("mig", 0.12345) == "0.1235"
     assert "…" not in text and max(map(len, text.splitlines())) <= 80
 
 

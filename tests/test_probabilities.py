@@ -175,6 +175,12 @@ def blobs(n: int = 120) -> tuple[np.ndarray, np.ndarray]:
     return z * rng.uniform(0.1, 10, (n, 1)), y
 
 
+def test_samples_that_are_all_alike_are_not_clustered_by_their_order() -> None:
+    y = np.repeat(np.arange(3), 30)
+    for z in (np.zeros((90, 4)), np.ones((90, 4))):
+        assert metrics.agreement(metrics.spectral_clustering(z, 3), y).nmi < 0.1
+
+
 def test_both_clusterings_find_groups_that_are_there() -> None:
     z, y = blobs()
     for cluster in (metrics.k_means, metrics.spectral_clustering):

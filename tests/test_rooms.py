@@ -29,7 +29,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
     "augment_cuda": {"augment", "errors"},
     "metrics": {"errors"},
     "probes": {"errors"},
-    "evaluate": {"metrics", "probes", "errors", "progress"},
+    "evaluate": {"metrics", "probes", "selection", "errors", "progress"},
     "features": {"encoder", "data", *BASE},
     "on_images": {
         "augment",
@@ -129,6 +129,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         "experiments",
         "features",
         "figures",
+        "maps",
         "metrics",
         "on_images",
         "probes",

@@ -276,7 +276,9 @@ def test_select_without_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str
     np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 255, (48, 16, 16, 3), dtype=np.uint8))
     folder = tmp_path / "run"
     assert run(capsys, "train", "arrays", "--data-root", tmp_path / "x.npy", "--out", folder, *SMALL)[0] == 0
-    code, text, _ = run(capsys, "select", folder, "--features", 4, "--json")
+    (tmp_path / "x.npy").rename(tmp_path / "moved.npy")
+    assert run(capsys, "select", folder, "--features", 4, "--json")[0] == 1
+    code, text, _ = run(capsys, "select", folder, "--features", 4, "--data-root", tmp_path / "moved.npy", "--json")
     out = json.loads(text)
     assert code == 0 and 0 < out["cosine"]["after"] <= 1
     assert any(k.startswith("neighbour_overlap@") for k in out)

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from nonneg.canvas import (
     DPI,
@@ -70,6 +70,7 @@ RIVALS = (  # run, way to shorten, its text, colour, line, width
     ("NCL", "features, 8 bits", "NCL, most used features, 8 bits", NCL, ":", 1.4),
     ("CL", "pca, 8 bits", "CL, principal axes, 8 bits", CL, "-", 1.4),
     ("CL", "pca, 1 bit", "CL, principal axes, 1 bit", CL, "--", 1.4),
+    ("CL", "features, 4 bits", "CL, features, 4 bits", INK, "-", 1.2),
     ("CL", "features, 1 bit", "CL, features, 1 bit", CL, "-.", 1.2),
     ("CL", "features, 8 bits", "CL, features cut, 8 bits", CL, ":", 1.4),
     ("CL", "projection, 1 bit", "CL, random directions, 1 bit", MUTED, "--", 1.0),
@@ -102,11 +103,15 @@ def precision_by_bytes(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, A
     return png_bytes(figure)
 
 
+SHADES = {"features": CL, "pca": NONNEG_RUNS[1], "projection": MUTED}
+DASHES = {"float32": "-", "8 bits": "--", "4 bits": "-.", "1 bit": ":"}
 WAYS = {  # (by, ReLU in ranking, ReLU in features) -> text, line
-    ("activation", False, False): ("by expected |activation|", "-"),
-    ("activation", True, False): ("ReLU in the ranking", "--"),
-    ("activation", True, True): ("ReLU in ranking and features", ":"),
-    ("random", False, False): ("random order", "-."),
+    ("activation", True, True): ("ReLU in ranking and features", "-"),
+    ("activation", False, False): ("no ReLU", "--"),
+    ("activation", True, False): ("ReLU in the ranking", ":"),
+    ("activation", False, True): ("ReLU in the features", (0, (1, 3))),
+    ("random", False, True): ("random order, ReLU", "-."),
+    ("random", False, False): ("random order, no ReLU", (0, (6, 2, 1, 2, 1, 2))),
 }
 
 
@@ -121,7 +126,8 @@ def kept_features(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]
                     mine = [r for r in rows if (r["by"], r["relu_in_ranking"], r["relu_in_features"]) == way]
                     if mine:
                         x, y = [r["kept"] for r in mine], [100 * r[key] for r in mine]
-                        axes.plot(x, y, dash, color=NCL if run == "NCL" else CL, linewidth=1.6, label=f"{run}, {label}")
+                        colour, label = NCL if run == "NCL" else CL, f"{run}, {label}"
+                        axes.plot(x, y, linestyle=dash, color=colour, linewidth=1.4, label=label)
             axes.set_xlabel("features kept")
             axes.set_ylabel(text)
             _title(axes, NAMES.get(name, name))
@@ -355,6 +361,35 @@ def precision_by_prefix(measured: dict[str, dict], colour: str) -> bytes | None:
     return png_bytes(figure)
 
 
+def precision_by_bytes_of_run(measured: dict[str, dict], colour: str) -> bytes | None:
+    """Precision over bytes per vector, each way to shorten a line, the largest activations bold; in floats, dashed."""
+    if not (points := _each(measured, "precision_bytes_whole")):
+        return None
+    ways: dict[str, list[tuple[int, float]]] = {}
+    for point in points:
+        ways.setdefault(point["method"], []).append((point["bytes"], point["precision"]))
+    figure, axes = one_panel(760, 400)
+    for way, line in ways.items():
+        bold = way.startswith("activations")
+        shade = colour if bold else SHADES[way.partition(",")[0]]
+        dash = "-" if bold else DASHES[way.partition(", ")[2]]
+        x, y = np.array(sorted(line)).T
+        axes.plot(x, y, linestyle=dash, color=shade, linewidth=2.4 if bold else 1.2, marker="o", markersize=2.5,
+                  label="each image's largest activations" if bold else way)  # fmt: skip
+    axes.set_xscale("log", base=2)
+    sizes = sorted({point["bytes"] for point in points})
+    at = [2**i for i in range(sizes[-1].bit_length()) if 2**i >= sizes[0]]
+    axes.set_xticks(at, [f"{size:,}" for size in at])
+    axes.minorticks_off()
+    in_percent(axes)
+    axes.set_ylim(0, 1)
+    axes.axhline(measured["precision_bytes_whole"]["value"], color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    axes.set_xlabel("bytes per vector (dashed level: all features in floats)")
+    axes.set_ylabel(f"precision@{measured['precision_bytes_whole']['k']}, test images")
+    axes.legend(fontsize=7, frameon=False, labelcolor=INK, loc="lower right")
+    return png_bytes(figure)
+
+
 def sepin_by_feature(measured: dict[str, dict], colour: str) -> bytes | None:
     """SEPIN of each feature, largest first."""
     if not (each := _each(measured, "sepin@all")):
@@ -404,6 +439,29 @@ def monosemanticity_by_feature(measured: dict[str, dict], colour: str) -> bytes 
     axes.set_xlim(0, len(values) * 1.02 + 0.5)
     axes.set_ylim(min(0.0, float(values.min())) - 0.05, 1)
     axes.set_xlabel("features, largest first")
+    axes.set_ylabel("cosine of a feature's images")
+    return png_bytes(figure)
+
+
+def monosemanticity_by_consistency(measured: dict[str, dict], colour: str) -> bytes | None:
+    """Monosemanticity against class consistency, one dot a feature: do looks and labels agree?"""
+    looks, classes = _each(measured, "monosemanticity"), _each(measured, "class_consistency")
+    if not looks or not classes or len(looks) != len(classes):
+        return None
+    points = np.array([(c, m) for c, m in zip(classes, looks, strict=True) if c is not None and m is not None])
+    if not len(points):
+        return None
+    figure, axes = one_panel(566, 330)
+    axes.scatter(*points.T, s=16, color=colour, alpha=0.6, linewidths=0, clip_on=False, zorder=3)
+    axes.axvline(measured["chance"]["value"], color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.8)
+    level = measured["monosemanticity_baseline"]["value"]
+    axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.8)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(min(0.0, float(points[:, 1].min())) - 0.05, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_xlabel(
+        f"class consistency of a feature ({len(points)} features; dashed: chance, equally on for all images)"
+    )
     axes.set_ylabel("cosine of a feature's images")
     return png_bytes(figure)
 
@@ -529,11 +587,13 @@ def cluster_bars(measured: dict[str, dict], colour: str) -> bytes | None:
 PLOTS = {
     "spectra": spectra,
     "retrieval": precision_by_prefix,
+    "bytes": precision_by_bytes_of_run,
     "sepin": sepin_by_feature,
     "probabilities": probabilities,
     "clusters": cluster_bars,
     "stability": stability_histogram,
     "monosemanticity": monosemanticity_by_feature,
+    "monosemanticity_by_consistency": monosemanticity_by_consistency,
     "factors": factor_bars,
     "corruptions": corruption_matrix,
     "shifts": shifted_bars,

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ stderr. --debug shows a traceback where an error is otherwise one sentence."""
 
 screen = Console()
 WIDEST = 24  # characters of a column
+WITH = {"subset": "on {} images (--subset)", "judge": "judged by {}", "runs": "against {}"}  # parameters to be told
 PLAIN = (
     "sepin",
     "monosemanticity",
@@ -311,8 +312,9 @@ def evaluate(
 ) -> None:
     """Measure a trained run; each number with its definition in RUN/metrics.json, plots in RUN/plots.
 
-    Groups: basic (sparsity, consistency, probes; what is measured without flags), sepin, retrieval, spectrum,
-    probabilities, clusters, monosemanticity, identifiability, factors, ood, and heavy ones: probe, tune, corruptions.
+    Groups: basic (sparsity, consistency, probes; what is measured without flags), sepin, retrieval, selection,
+    spectrum, probabilities, clusters, monosemanticity, identifiability, factors, ood, and heavy ones: probe, tune,
+    corruptions.
 
     Examples:
       nonneg evaluate runs/demo/ncl
@@ -348,11 +350,13 @@ def evaluate(
     if json:
         always = dict.fromkeys(workflow.HEADLINE) if not only else {}
         plots = [str(path) for path in found.plots]
-        _print_json({**always, **workflow.values(found.measured), "skipped": found.skipped, "plots": plots})
+        none = _without_value(found.measured)
+        said = {"no_value": none, "skipped": found.skipped, "plots": plots}
+        _print_json({**always, **workflow.values(found.measured), **said})
         return
     _print_measured(run, found.measured, json)
     for group, why in found.skipped.items():
-        screen.print(f"not measured: {group} ({why})", soft_wrap=True, highlight=False, markup=False)
+        _say(f"not measured: {group} ({why})")
     if found.plots:
         screen.print(f"plots: {run / 'plots'}", soft_wrap=True)
 
@@ -398,6 +402,7 @@ def select(
     bytes: int | None = None,
     features: int | None = None,
     top: int | None = None,
+    data_root: Path | None = None,
     json: bool = False,
 ) -> None:
     """Write shortened codes of a run's features to RUN/codes, and say what was lost; give exactly one of the lengths.
@@ -412,9 +417,10 @@ def select(
         bytes: So many bytes a vector: features or activations, whichever keeps more.
         features: So many features, the same for all samples: those of largest expected activation.
         top: So many activations of each sample, its largest.
+        data_root: Where the data are now, if they were moved since training.
         json: Print what was kept and lost as JSON.
     """
-    result = workflow.select(run, budget=bytes, features=features, top=top)
+    result = workflow.select(run, budget=bytes, features=features, top=top, data_root=data_root)
     if json:
         _print_json(result)
         return
@@ -439,6 +445,9 @@ def compare(
 ) -> None:
     """Two runs or more, side by side: the basic measures, and whatever else nonneg evaluate has measured of them.
 
+    "-" is what was not measured, "none" what has no value, with the reason below; a number in brackets refers to what
+    it was measured with: a subset, another run.
+
     Examples:
       nonneg compare runs/demo/cl runs/demo/ncl
       nonneg compare runs/a runs/b --out comparison.html
@@ -460,9 +469,21 @@ def compare(
         _print_json({str(run): workflow.values(entries) for run, entries in measured.items()})
         return
     short = len({run.name for run in measured}) == len(measured)
-    columns = {run.name if short else str(run): workflow.values(entries) for run, entries in measured.items()}
+    columns = {run.name if short else str(run): entries for run, entries in measured.items()}
     more = (name for entries in measured.values() for name, e in entries.items() if "group" in e)
-    _print_table(columns, more, headline=verbs.HEADLINE)
+    marks = _marks(columns)
+    shown = _print_table(
+        {title: workflow.values(entries) for title, entries in columns.items()},
+        more,
+        headline=verbs.HEADLINE,
+        marks={cell: f" [{list(dict.fromkeys(marks.values())).index(note) + 1}]" for cell, note in marks.items()},
+    )
+    for number, note in enumerate(dict.fromkeys(marks.values()), start=1):
+        _say(f"[{number}] {note}")
+    for title, entries in columns.items():
+        for name, why in _without_value(entries).items():
+            if name in shown:
+                _say(f"no value: {name}, {title} ({why})")
 
 
 def make_report(
@@ -709,31 +730,65 @@ def _print_measured(run: Path, measured: dict[str, dict[str, Any]], json: bool) 
     for name, entry in measured.items():
         table.add_row(name, _show(name, entry["value"]), entry["definition"])
     screen.print(table)
+    for name, why in _without_value(measured).items():
+        _say(f"no value: {name} ({why})")
+
+
+def _say(text: str) -> None:
+    screen.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _without_value(measured: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Why each entry that has no value has none."""
+    return {name: e.get("why", "not a number") for name, e in measured.items() if e["value"] is None}
+
+
+def _marks(columns: dict[str, dict[str, dict[str, Any]]]) -> dict[tuple[str, str], str]:
+    """(run, measure) -> what it was measured with, where that is more than the run."""
+    found = {}
+    for title, entries in columns.items():
+        for name, e in entries.items():
+            given = {k: ", ".join(v) if isinstance(v, list) else v for k, v in e.items() if k in WITH}
+            if given:
+                found[title, name] = "; ".join(WITH[k].format(v) for k, v in given.items())
+    return found
 
 
 def _print_table(
-    columns: dict[str, dict[str, Any]], more: Iterable[str] = (), headline: Iterable[str] = workflow.HEADLINE
-) -> None:
-    """The headline and `more`, a column a run; where a screen is too narrow for all runs, one table after the other."""
+    columns: dict[str, dict[str, Any]],
+    more: Iterable[str] = (),
+    headline: Iterable[str] = workflow.HEADLINE,
+    marks: Mapping[tuple[str, str], str] | None = None,
+) -> list[str]:
+    """The headline and `more`, a column a run; where a screen is too narrow for all runs, one table after the other.
+
+    `marks` are added to the cells of (run, measure); returned are the measures shown.
+    """
+    marks = marks or {}
     names = list(dict.fromkeys([*headline, *more]))
     room = screen.width - max(map(len, names), default=0) - 4
-    widest = max(min(WIDEST, max(map(len, columns))), 8) + 3
+    widest = max(min(WIDEST, max(map(len, columns))), 8 + max(map(len, marks.values()), default=0)) + 3
     runs, at_once = list(columns.items()), max(1, room // widest)
     for some in (runs[first : first + at_once] for first in range(0, len(runs), at_once)):
         table = Table("measure", *(Column(title, overflow="fold", max_width=WIDEST) for title, _ in some))
         for name in names:
             if any(name in values for _, values in some):
-                table.add_row(name.replace("_", " "), *(_show(name, values.get(name)) for _, values in some))
+                cells = (
+                    _show(name, values[name]) + marks.get((title, name), "") if name in values else "-"
+                    for title, values in some
+                )
+                table.add_row(name.replace("_", " "), *cells)
         screen.print(table)
+    return names
 
 
 def _show(name: str, value: Any) -> str:
     if value is None:
-        return "-"
+        return "none"
     if isinstance(value, int):
         return str(value)
     if name.startswith(PLAIN) and not name.endswith("_share"):
-        return f"{value:.4f}"
+        return f"{value:.4f}" if not value or abs(value) >= 0.1 else f"{value:.3g}"
     plain = name in ("effective_rank", "active_per_sample", "latent_classes") or name.endswith(
         ("_median", "_median_rank")
     )

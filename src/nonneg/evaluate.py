@@ -1,8 +1,8 @@
 """Everything we measure about features, each number with its definition. N images, D features, d backbone outputs.
 
 Measures come in groups: `measure` is the basic one, the functions below it are the others that need features alone, and
-`on_images` holds those that need the model. An entry is its value, its definition and its parameters; `each` holds what
-the value sums up (one number a feature, a prefix, a factor), for the plots.
+`on_images` holds those that need the model. An entry is its value, its definition and its parameters, and where it has
+no value, `why`; `each` holds what the value sums up (one number a feature, a prefix, a factor), for the plots.
 """
 
 import math
@@ -12,9 +12,10 @@ from typing import Any, Protocol, get_args
 import numpy as np
 import torch
 
-from nonneg import metrics, probes
+from nonneg import metrics, probes, selection
 from nonneg.errors import BadInput
 from nonneg.metrics.identifiability import Similarity
+from nonneg.metrics.sparsity import as_csr
 from nonneg.progress import track
 
 Entry = dict[str, Any]
@@ -22,6 +23,7 @@ LIGHT = (
     "basic",
     "sepin",
     "retrieval",
+    "selection",
     "spectrum",
     "probabilities",
     "clusters",
@@ -31,7 +33,18 @@ LIGHT = (
     "ood",
 )
 HEAVY = ("probe", "tune", "corruptions")
+ALL_ZERO = "every feature is zero on every {} sample"
+NO_LIVE = "no feature is live on the test samples"
 SEPIN_AT = (1, 10, 100)
+BYTES = (2, 4, 8, 16, 32, 64, 128)  # per vector
+BYTES_SHOWN = (4, 16, 64)
+BYTES_BY = (  # ways to shorten, bits of a value
+    (("features",), (32, 8, 4, 1)),
+    (("pca",), (8, 1)),
+    (("projection",), (8, 1)),
+    (("activations",), ()),
+)
+KEPT = (1 / 8, 1 / 4, 1)  # of the features
 
 
 class Features(Protocol):
@@ -93,26 +106,50 @@ def why_no_probe(labels: np.ndarray | None) -> str:
     return "" if counts.max() > 1 else "no class has two training samples"
 
 
-def sepin(f: Any, g: Any, *, views: str, seed: int) -> dict[str, Entry]:
+def sepin(
+    f: Any, g: Any, *, views: str, seed: int, temperature: float | None = None, few: int = 1000
+) -> dict[str, Entry]:
     """SEPIN@1, @10, @100 and all, of the features f and g (N x D) of two views of the same images.
 
-    `views` and `seed` say how these were made. What asks for more features than there are has no value.
+    `views` and `seed` say how these were made. Beside it, at the temperature of training where there is one, and with
+    rows of length 1 again after a feature is dropped, which is slow and taken on `few` of the images. What asks for
+    more features than there are has no value.
     """
-    values = metrics.sepin(f, g, temperature=1.0, weights="mean")
-    how = {"images": f.shape[0], "views": views, "seed": seed}
-    how |= {"temperature": 1.0, "weights": "mean", "rows": "unit length, not again after a feature is dropped"}
+    some = np.sort(np.random.default_rng(seed).permutation(f.shape[0])[:few])
+    again = "unit length, and again after a feature is dropped"
+    made = {"views": views, "seed": seed}
+    return {
+        **_sepin("sepin", f, g, temperature=1.0, **made),
+        **(_sepin("sepin_training", f, g, temperature=temperature, **made) if temperature else {}),
+        **_sepin("sepin_renormalised", f[some], g[some], temperature=1.0, renormalise=True, rows=again, **made),
+    }
+
+
+def _sepin(
+    name: str,
+    f: Any,
+    g: Any,
+    *,
+    temperature: float,
+    renormalise: bool = False,
+    rows: str = "unit length, not again after a feature is dropped",
+    **made: Any,
+) -> dict[str, Entry]:
+    values = metrics.sepin(f, g, temperature=temperature, weights="mean", renormalise=renormalise)
+    how = {"images": f.shape[0], **made, "temperature": temperature, "weights": "mean", "rows": rows}
     loss = "rise of the contrastive loss between two views of the test images when the feature is dropped, in nats"
     found = {
-        f"sepin@{k}": entry(
+        f"{name}@{k}": entry(
             metrics.sepin_at(values, k) if k <= len(values) else math.nan,
             f"mean of the {k} largest of: {loss}",
+            why=f"there are {len(values)} features",
             k=k,
             **how,
         )
         for k in SEPIN_AT
     }
     all_of_them = entry(metrics.sepin_at(values, len(values)), f"mean over all features of: {loss}", **how)
-    return found | {"sepin@all": all_of_them | {"each": _numbers(values)}}
+    return found | {f"{name}@all": all_of_them | {"each": _numbers(values)}}
 
 
 def retrieval(
@@ -140,10 +177,123 @@ def retrieval(
         _chance_of_a_pair(test.labels), "share of right answers among random test samples, mean over queries"
     )
     each = {"features": sizes, "precision": _numbers([s["precision"] for s in sweep])}
+    known = math.nan if _all_zero(test.z) else 1.0  # where all samples are alike any is nearest
+    how["why"] = ALL_ZERO.format("test")
     return {
-        f"precision@{k}": entry(whole["precision"], precision, **how) | {"each": each},
-        **{f"map@{k}{name}": entry(value, average + text, **how) for name, (value, text) in by.items()},
+        f"precision@{k}": entry(known * whole["precision"], precision, **how) | {"each": each},
+        **{f"map@{k}{name}": entry(known * value, average + text, **how) for name, (value, text) in by.items()},
         "precision_chance": chance,
+    }
+
+
+def selected(
+    train: Features,
+    test: Features,
+    *,
+    k: int = 10,
+    queries: int = 1000,
+    samples: int = 5000,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+) -> dict[str, Entry]:
+    """How short z may be: precision@k against bytes per vector, and probe and precision with a share of the features.
+
+    At most so many test samples are queries, and at most so many training samples are learned from, drawn at random.
+    """
+    assert test.labels is not None
+    rng = np.random.default_rng(seed)
+    asked, learned = (np.sort(rng.permutation(f.z.shape[0])[:most]) for f, most in ((test, queries), (train, samples)))
+    z, k, width = train.z[learned], min(k, test.z.shape[0] - 1), test.z.shape[1]
+    rows = [
+        row
+        for ways, bits in BYTES_BY
+        for row in selection.curve(
+            z,
+            test.z,
+            test.labels,
+            budgets=BYTES,
+            reductions=ways,
+            bits=bits,
+            k=k,
+            queries=asked,
+            rng=np.random.default_rng(seed),
+            device=device,
+        )
+    ]
+    how: dict[str, Any] = {"k": k, "queries": len(asked), "training_samples": len(learned), "seed": seed}
+    text = f"precision@{k} (group retrieval) of {len(asked)} test samples as queries, drawn at random, with "
+    whole = next(row for row in rows if row.kept == width and row.bytes == selection.bytes_per_vector(width, bits=32))
+    found = {"precision_bytes_whole": entry(whole.precision, f"{text}all features in floats", bytes=whole.bytes, **how)}
+    found["precision_bytes_whole"]["each"] = [
+        {"method": row.method, "bytes": row.bytes, "precision": _numbers([row.precision])[0]} for row in rows
+    ]
+    largest = [row for row in rows if row.method.startswith("activations")]
+    for size in BYTES_SHOWN:
+        row = max((row for row in largest if row.bytes <= size), key=lambda row: row.bytes)
+        found[f"precision_bytes_{size}"] = entry(
+            row.precision,
+            f"{text}each sample's largest activations in {size} bytes: an index and 8 bits each, in steps taken from "
+            f"{len(learned)} training samples",
+            kept=row.kept,
+            bytes=row.bytes,
+            **how,
+        )
+    return found | _kept(train, test, asked, learned, k=k, how=how, seed=seed, device=device)
+
+
+def _kept(
+    train: Features,
+    test: Features,
+    asked: np.ndarray,
+    learned: np.ndarray,
+    *,
+    k: int,
+    how: dict[str, Any],
+    seed: int,
+    device: str | torch.device | None,
+) -> dict[str, Entry]:
+    """Probe and precision with the features of largest expected activation, and with as many at random."""
+    assert test.labels is not None
+    y, z, of_test = None if train.labels is None else train.labels[learned], as_csr(train.z)[learned], as_csr(test.z)
+    width, relu = z.shape[1], not (z.data < 0).any()
+    own = {"activation": ("activation", relu, relu), "random": ("random", False, relu)}
+    sizes = sorted({max(1, round(share * width)) for share in KEPT})
+    accuracy: dict[tuple[bool, tuple[int, ...]], float] = {}  # all features are the same whatever their order
+    rows = []
+    for by, in_ranking, in_features in own.values() if relu else selection.WAYS:
+        order = selection.rank(z, by=by, relu=in_ranking, rng=np.random.default_rng(seed))
+        here, there = (x.maximum(0) if in_features else x for x in (z, of_test))
+        near = metrics.retrieval_by_prefix(there, test.labels, order, sizes, k=k, queries=asked, device=device)
+        for size, retrieved in zip(sizes, near, strict=True):
+            chosen = tuple(sorted(order[:size].tolist()))
+            if y is not None and not why_no_probe(y) and (in_features, chosen) not in accuracy:
+                kept = (selection.keep_features(x, np.array(chosen)) for x in (here, there))
+                probe = probes.linear_probe(next(kept), y, next(kept), test.labels, seed=seed, device=device)
+                accuracy[in_features, chosen] = probe.accuracy
+            rows.append({
+                "by": by,
+                "relu_in_ranking": in_ranking,
+                "relu_in_features": in_features,
+                "kept": size,
+                "precision": _numbers([retrieved["precision"]])[0],
+                "probe": accuracy.get((in_features, chosen)),
+            })  # fmt: skip
+    quarter = max(1, round(width / 4))
+    shown = {
+        row["by"]: row
+        for row in rows
+        if (row["kept"], row["by"], row["relu_in_ranking"], row["relu_in_features"]) == (quarter, *own[row["by"]])
+    }
+    said = "a quarter of the features, those of largest expected activation on training samples"
+    texts = {
+        "precision": f"precision@{k} (group retrieval) of {len(asked)} test samples as queries, with {said}",
+        "probe": f"test accuracy of logistic regression on {said}, {len(learned)} of which it learns from",
+    }
+    return {
+        f"kept_{key}": entry(shown["activation"][key], text, kept=quarter, random=shown["random"][key], **how)
+        | {"each": [{n: v for n, v in row.items() if n not in texts or n == key} for row in rows]}
+        for key, text in texts.items()
+        if shown["activation"][key] is not None
     }
 
 
@@ -155,13 +305,19 @@ def spectrum(train: Features, test: Features) -> dict[str, Entry]:
         "eigenvalues_top": entry(
             _share_of_largest(values, 10),
             "share of the 10 largest eigenvalues of the mean of z z^T over test samples, not centred, in their sum",
+            why=ALL_ZERO.format("test"),
             largest=10,
         )
         | {"each": _numbers(_shares(values))},
-        "eigenvalues_90": entry(_how_many(values, 0.9), "how many of the largest eigenvalues hold 90 % of their sum"),
+        "eigenvalues_90": entry(
+            _how_many(values, 0.9),
+            "how many of the largest eigenvalues hold 90 % of their sum",
+            why=ALL_ZERO.format("test"),
+        ),
         "activations_90": entry(
             _how_many(used, 0.9),
             "how many of the most used features hold 90 % of the total expected activation (training samples)",
+            why=ALL_ZERO.format("training"),
         )
         | {"each": _numbers(_shares(used))},
     }
@@ -171,6 +327,9 @@ def spectrum(train: Features, test: Features) -> dict[str, Entry]:
             metrics.fall_after(used, classes),
             "1 - EA_2C / EA_C, EA_i the i-th largest expected activation (training samples), C the number of classes: "
             "0 where features are used alike, 1 where C of them are used and no more",
+            why=f"there are {len(used)} features, and 2C is {2 * classes}"
+            if len(used) < 2 * classes
+            else f"fewer than C = {classes} features are used at all",
             classes=classes,
         )
     return found
@@ -211,11 +370,13 @@ def probabilities(train: Features, test: Features, *, scaled: bool, bins: int = 
         "latent_above_one": entry(
             float((posterior.data > 1).mean()) if posterior.nnz else math.nan,
             said + "share of the P(c|x) other than zero that are above 1, which no probability is",
+            why="every P(c|x) is zero",
             **how,
         ),
         "latent_classes": entry(
             float(np.exp(-(share * np.log(share)).sum())) if len(share) else math.nan,
             said + "how many latent classes there are in effect: exp of the entropy of P(c)",
+            why="every P(c) is zero",
             **how,
         ),
     }
@@ -273,16 +434,21 @@ def clusters(test: Features, *, most: int = 10_000, seed: int = 0) -> dict[str, 
         by_graph = metrics.spectral_clustering(z, classes, seed=seed)
         ways["spectral"] = (f"spectral clustering of 10 nearest by cosine, {classes} clusters", by_graph)
     found = {}
+    known = math.nan if _all_zero(z) else 1.0  # where all samples are alike there are no clusters
     for name, (text, cluster) in ways.items():
         agrees = metrics.agreement(cluster, labels)
-        how = {"clusters": agrees.clusters, "samples": len(labels), "seed": seed}
+        how = {"clusters": agrees.clusters, "samples": len(labels), "seed": seed, "why": ALL_ZERO.format("test")}
         found |= {
-            f"{name}_nmi": entry(agrees.nmi, f"normalised mutual information of class and cluster: {text}", **how),
+            f"{name}_nmi": entry(
+                known * agrees.nmi, f"normalised mutual information of class and cluster: {text}", **how
+            ),
             f"{name}_purity": entry(
-                agrees.purity, f"share of test samples of their cluster's most frequent class: {text}", **how
+                known * agrees.purity, f"share of test samples of their cluster's most frequent class: {text}", **how
             ),
             f"{name}_accuracy": entry(
-                agrees.accuracy, f"share of right samples, clusters matched to classes one to one: {text}", **how
+                known * agrees.accuracy,
+                f"share of right samples, clusters matched to classes one to one: {text}",
+                **how,
             ),
         }
     return found
@@ -298,12 +464,16 @@ def monosemanticity(z: Any, judge: np.ndarray, *, name: str, eps: float = 1e-5) 
             found.mean,
             "cosine in the judge's backbone between two images of a feature, weighted by both activations, mean over "
             "features active on two images or more",
+            why="no feature is active on two test samples",
             **how,
             **counts,
         )
         | {"each": _numbers(found.per_feature)},
         "monosemanticity_baseline": entry(
-            found.baseline, "the same of a feature equally active on all test images", **how
+            found.baseline,
+            "the same of a feature equally active on all test images",
+            why="the judge sees no two test images",
+            **how,
         ),
     }
 
@@ -342,7 +512,7 @@ def factors(z: Any, table: np.ndarray, *, names: Sequence[str], seed: int = 0) -
     """MIG, SAP and DCI of test features against the known factors of their images, N x F, but for constant ones."""
     mig, sap, dci = metrics.mig(z, table), metrics.sap(z, table, seed=seed), metrics.dci(z, table, seed=seed)
     constant = [names[i] for i in mig.constant]
-    left_out = {"left_out_as_constant": constant} if constant else {}
+    left_out: dict[str, Any] = {"left_out_as_constant": constant} if constant else {}
 
     def by(values: np.ndarray) -> dict[str, float | None]:
         return dict(zip((names[i] for i in mig.used), _numbers(values), strict=True))
@@ -373,7 +543,8 @@ def factors(z: Any, table: np.ndarray, *, names: Sequence[str], seed: int = 0) -
 
 
 def _unlabelled(train: Features, test: Features, *, eps: float) -> dict[str, Callable[[], Entry]]:
-    z, at = test.z, {"threshold": eps}
+    z = test.z
+    at: dict[str, Any] = {"threshold": eps}
     width = z.shape[1]
     return {
         "sparsity": lambda: entry(
@@ -392,6 +563,7 @@ def _unlabelled(train: Features, test: Features, *, eps: float) -> dict[str, Cal
         "orthogonality": lambda: entry(
             metrics.orthogonality(z, eps=eps),
             "mean |cosine| between the columns of different live features, not centred; 0 when orthogonal",
+            why="fewer than two features are live on the test samples",
             **at,
         ),
         "features": lambda: entry(width, "number of features, the columns of z"),
@@ -409,27 +581,34 @@ def _unlabelled(train: Features, test: Features, *, eps: float) -> dict[str, Cal
         "effective_rank": lambda: entry(
             metrics.effective_rank(z),
             "exp of the entropy of the singular values of z, scaled to sum to 1; not centred (Roy & Vetterli 2007)",
+            why=ALL_ZERO.format("test"),
         ),
         "expected_activation_top": lambda: entry(
             _share_of_largest(metrics.expected_activation(train.z, absolute=True), 10),
             "share of the total expected activation held by the 10 largest; expected activation is the mean over "
             "training samples of |z| / length of z",
+            why=ALL_ZERO.format("training"),
             largest=10,
         ),
     }
 
 
 def _labelled(z: Any, labels: np.ndarray, *, eps: float, k: int) -> dict[str, Callable[[], Entry]]:
-    at = {"threshold": eps}
+    at: dict[str, Any] = {"threshold": eps}
     return {
-        "class_consistency": lambda: entry(
-            metrics.class_consistency(z, labels, eps=eps),
-            "share of the most frequent class among the samples a feature is active on, mean over live features",
-            **at,
+        "class_consistency": lambda: (
+            entry(
+                metrics.class_consistency(z, labels, eps=eps),
+                "share of the most frequent class among the samples a feature is active on, mean over live features",
+                why=NO_LIVE,
+                **at,
+            )
+            | {"each": _numbers(metrics.per_feature_consistency(z, labels, eps=eps), digits=4)}
         ),
         "class_consistency_weighted": lambda: entry(
             metrics.class_consistency(z, labels, eps=eps, weighted=True),
             "class consistency, features weighted by the number of samples they are active on",
+            why=NO_LIVE,
             **at,
         ),
         "chance": lambda: entry(
@@ -439,6 +618,7 @@ def _labelled(z: Any, labels: np.ndarray, *, eps: float, k: int) -> dict[str, Ca
             metrics.top10_consistency(z, labels, k=k, eps=eps),
             "share of the most frequent class among the k samples of largest |z| (all active ones where fewer), "
             "mean over live features",
+            why=NO_LIVE,
             k=k,
             **at,
         ),
@@ -498,14 +678,20 @@ def _probed(
     }
 
 
-def entry(value: float, definition: str, **parameters: Any) -> Entry:
-    undefined = isinstance(value, float) and not math.isfinite(value)  # JSON has no nan
-    return {"value": None if undefined else value, "definition": definition, **parameters}
+def entry(value: float, definition: str, *, why: str = "the data have no samples", **parameters: Any) -> Entry:
+    """A number as it is kept; `why` says why it is not one, where it is not finite (JSON has no nan)."""
+    undefined = isinstance(value, float) and not math.isfinite(value)
+    found = {"value": None if undefined else value, "definition": definition, **parameters}
+    return found | {"why": why} if undefined else found
 
 
-def _numbers(values: Sequence[float] | np.ndarray) -> list[float | None]:
-    """Numbers for JSON, six digits of each; None where there is none."""
-    return [float(f"{v:.6g}") if math.isfinite(v) else None for v in values]
+def _numbers(values: Sequence[float] | np.ndarray, digits: int = 6) -> list[float | None]:
+    """Numbers for JSON, so many digits of each; None where there is none."""
+    return [float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in values]
+
+
+def _all_zero(z: Any) -> bool:
+    return metrics.zero_rows(z) == z.shape[0]
 
 
 def _chance_of_a_pair(labels: np.ndarray | None) -> float:

@@ -44,11 +44,21 @@ def load(path: Path) -> Features:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as f:
             z = sp.csr_array((f["z_data"], f["z_indices"], f["z_indptr"]), shape=tuple(f["z_shape"]))
-            return Features(f["h"], z, f.get("labels", None), [str(i) for i in f["ids"]])
+            found = Features(f["h"], z, f.get("labels", None), [str(i) for i in f["ids"]])
     except FileNotFoundError:
         raise BadInput(f"{path} does not exist; make it with: nonneg features RUN") from None
     except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise BadInput(f"{path} is damaged or not a features file ({error})") from None
+    check_finite(found, str(path))
+    return found
+
+
+def check_finite(made: Features, of: str) -> None:
+    """Stop where a model gave something else than numbers."""
+    for name, values in (("h", made.h), ("z", made.z.data)):
+        if not np.isfinite(values).all():
+            bad = f"the features of {of} hold NaN or infinite values in {name}"
+            raise BadInput(f"{bad}: the model diverged; train it again with a smaller --lr")
 
 
 @torch.inference_mode()
@@ -87,6 +97,7 @@ def extract(
             advance(len(x))
     labels = None if data.labels is None else data.labels.numpy()
     made = Features(np.concatenate(hs), sp.csr_array(sp.vstack(zs)), labels, data.ids)
+    check_finite(made, data.name)
     return _without(made, missing) if missing else made
 
 

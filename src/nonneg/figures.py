@@ -59,6 +59,7 @@ class Column:
     classes: list[str] | None
     skipped: list[str]
     log: list[dict]
+    stability: list[float | None] | None = None  # of each feature across runs, where that was measured
 
 
 def shape(features: Features) -> tuple[int, int]:

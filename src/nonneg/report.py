@@ -163,7 +163,7 @@ def top_features(views: list[View], seed: int) -> Section:  # noqa: ARG001 (ever
         f"Each row is one feature and the {IMAGES} test images on which it is largest; shown are the features of "
         "largest expected activation. A row of one kind of image means that the feature has one meaning; a mixed row "
         f"means that it has none the eye can find. Beside it: {beside}, and the share of all test images on which it "
-        "is on." + _signed_note(views),
+        "is on." + _stable_note(views) + _signed_note(views),
         [strips(v, v.live[:ROWS]) for v in views],
     )
 
@@ -419,6 +419,8 @@ def strips(v: View, features: np.ndarray) -> Panel:
         name, count = majority if majority else (f"feature {feature}", None)
         picture = figures.png(figures.feature_grid(column, [int(feature)], IMAGES), palette=photographs)
         said = f"{count} of {len(images)} · " * bool(count) + f"on {figures.percent(int(fires[feature]) / n, 0)}"
+        stable = column.stability[feature] if column.stability else None
+        said += "" if stable is None else f" · stable {stable:.2f}"
         ids = f"feature {feature}: " + ", ".join(column.test.ids[i] for i in images)
         strips.append(Strip(uri(picture), name, f"#{feature}" if count else "", said, ids))
     return Panel("", strips=strips)
@@ -516,6 +518,11 @@ def _signed(views: list[View]) -> bool:
 
 def _signed_note(views: list[View]) -> str:
     return " Signed features are ranked by absolute value; a blue line marks a negative one." if _signed(views) else ""
+
+
+def _stable_note(views: list[View]) -> str:
+    said = " Stable: its |cosine| with the matched feature of other runs, their mean; 1 is the same feature again."
+    return said if any(v.column.stability for v in views) else ""
 
 
 def _ghost_note(views: list[View]) -> str:

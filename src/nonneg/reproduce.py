@@ -72,7 +72,8 @@ class Row:
         """Measure, method, paper, ours, difference, seeds, as text."""
         spread = "" if self.std is None else f" ± {self.std:.1f}"
         none = NOT_REACHED if self.seeds else NOT_RUN
-        ours = none if self.ours is None else f"{self.ours:.1f}{spread}"
+        exact = isinstance(self.ours, int)  # a count
+        ours = none if self.ours is None else str(self.ours) if exact else f"{self.ours:.1f}{spread}"
         paper = "" if self.paper is None else f"{self.paper:.1f}"
         difference = "" if self.difference is None else f"{self.difference:+.1f}"
         return self.measure, self.method, paper, ours, difference, str(self.seeds)
@@ -214,10 +215,14 @@ def analyse(
         engine.say(f"no results of {name} in {results.absolute()}; --results names another folder")
     if picture := analysis.draw(lines) if lines and not report_only else None:
         _write_figure(results / "figures" / f"{name}.png", picture)
+    missing = _not_asked(analysis, lines)
     if not report_only:
-        files.write_text(results / f"{name}.md", as_markdown(_analysis_table(analysis, lines)))
-    chosen = {k: v for k, v in lines.items() if not only or any(begins(k, wanted) for wanted in only)}
-    return _analysis_table(analysis, chosen)
+        files.write_text(results / f"{name}.md", as_markdown(_analysis_table(analysis, lines, missing)))
+
+    def chosen(found: Mapping[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in found.items() if not only or any(begins(k, wanted) for wanted in only)}
+
+    return _analysis_table(analysis, chosen(lines), chosen(missing))
 
 
 def _trained_runs(of: str, runs: Path, data_root: Path | None, device: str) -> dict[str, analyses.Subject]:
@@ -229,8 +234,27 @@ def _trained_runs(of: str, runs: Path, data_root: Path | None, device: str) -> d
     }
 
 
-def _analysis_table(analysis: analyses.Analysis, lines: Mapping[str, dict[str, Any]]) -> list[Row]:
-    """A row for every number and method of which there is a line, or that the paper has."""
+def _not_asked(analysis: analyses.Analysis, lines: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+    """The declared methods of which there is no line: EXPERIMENT-METHOD -> as it is called."""
+    found = {}
+    for of in analysis.of:
+        declared = experiments.find(of)
+        groups = analysis.group(list(declared.runs))
+        methods = {method for method in declared.methods if any(method in (g, method_of(g)) for g in groups)}
+        for method in (m for m in declared.methods if m in methods):
+            if not any(name == f"{of}-{method}" or method_of(name) == f"{of}-{method}" for name in lines):
+                found[f"{of}-{method}"] = _called(of, declared.methods[method])
+    return found
+
+
+def _called(of: str, method: str) -> str:
+    return method if of == "maps" else f"{method}, {of}"
+
+
+def _analysis_table(
+    analysis: analyses.Analysis, lines: Mapping[str, dict[str, Any]], missing: Mapping[str, str]
+) -> list[Row]:
+    """A row for every number and method of which there is a line, or that the paper has, and each method missing."""
     rows = []
     for key, (text, scale) in analysis.table.items():
         for of in analysis.of:
@@ -242,14 +266,14 @@ def _analysis_table(analysis: analyses.Analysis, lines: Mapping[str, dict[str, A
                     rows.append(
                         Row(
                             measure=text,
-                            method=called if of == "maps" else f"{called}, {of}",
+                            method=_called(of, called),
                             paper=paper,
-                            ours=statistics.fmean(values) if values else None,
+                            ours=statistics.mean(values) if values else None,
                             std=statistics.stdev(values) if len(values) > 1 else None,
                             seeds=sum(len(v["runs"]) for v in asked),
                         )
                     )
-    return rows
+    return rows + [Row("all of these", called, paper=None, ours=None, std=None, seeds=0) for called in missing.values()]
 
 
 def table(name: str, experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[Row]:

@@ -22,6 +22,14 @@ from nonneg.metrics.sparsity import Matrix, as_csr
 BUDGETS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # bytes per vector
 REDUCTIONS = ("features", "pca", "projection", "activations")
 BITS = (32, 8, 4, 1)
+WAYS = (  # to keep features: ranking, ReLU in the ranking, ReLU in the features
+    ("activation", False, False),
+    ("activation", True, False),
+    ("activation", False, True),
+    ("activation", True, True),
+    ("random", False, False),
+    ("random", False, True),
+)
 ROWS = 4096  # samples sorted at once
 
 
@@ -303,6 +311,7 @@ def curve(
     reductions: Sequence[str] = REDUCTIONS,
     bits: Sequence[int] = BITS,
     k: int = 10,
+    queries: Sequence[int] | np.ndarray | None = None,
     rng: np.random.Generator | None = None,
     device: str | torch.device | None = None,
 ) -> list[Row]:
@@ -315,16 +324,15 @@ def curve(
     rows = []
     for reduction in reductions:
         if reduction == "activations":
-            rows += _activation_rows(z_train, z_test, labels, budgets=budgets, k=k, device=device)
+            rows += _activation_rows(z_train, z_test, labels, budgets=budgets, k=k, queries=queries, device=device)
             continue
         train, test = _reduced(z_train, z_test, reduction, rng)
         for width in bits:
             kept = sorted({min(b * 8 // width, test.shape[1]) for b in budgets if b * 8 >= width} | {test.shape[1]})
             coded = quantised(train, test, bits=width)
             order = np.arange(test.shape[1])
-            for s, found in zip(
-                kept, metrics.retrieval_by_prefix(coded, labels, order, kept, k=k, device=device), strict=True
-            ):
+            by_size = metrics.retrieval_by_prefix(coded, labels, order, kept, k=k, queries=queries, device=device)
+            for s, found in zip(kept, by_size, strict=True):
                 size = bytes_per_vector(s, bits=width)
                 rows.append(Row(f"{reduction}, {_width(width)}", size, s, found["precision"], found["map"]))
     return rows
@@ -337,6 +345,7 @@ def _activation_rows(
     *,
     budgets: Sequence[int],
     k: int,
+    queries: Sequence[int] | np.ndarray | None,
     device: str | torch.device | None,
 ) -> list[Row]:
     z = as_csr(z_train)
@@ -345,7 +354,7 @@ def _activation_rows(
     rows = []
     for top in sorted({min(b // pair, width) for b in budgets if b >= pair}):
         codes = Plan(quantum, signed, top=top).codes(z_test)
-        found = metrics.retrieval(codes.decode(), labels, k=k, device=device)
+        found = metrics.retrieval(codes.decode(), labels, k=k, queries=queries, device=device)
         method = f"activations, {index_bytes(width)}-byte index and 8-bit values"
         rows.append(Row(method, codes.bytes_per_vector, top, found["precision"], found["map"]))
     return rows

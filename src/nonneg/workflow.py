@@ -1,6 +1,7 @@
 """What the verbs do: run folder -> features -> metrics -> report, each step reading files, so that it reruns alone."""
 
 import hashlib
+import inspect
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nonneg import (
     charts,
@@ -53,6 +55,7 @@ HEADLINE = (
     "live_features",
     "effective_rank",
 )
+Map = Callable[[Tensor], Tensor]
 SEED = 0  # of every draw in an evaluation
 SAMPLED = 8  # images by which stored features are told from another model's
 VIEWED = 5000  # test images that SEPIN is measured on, at most
@@ -62,8 +65,9 @@ COST = {  # of a measure beside others, about the seconds on two cores for 50,00
     "knn": 15,
     "linear_probe_z": 16,
     "knn_z": 15,
-    "sepin": 4,
+    "sepin": 10,
     "retrieval": 40,
+    "selection": 30,
     "spectrum": 2,
     "clusters": 30,
     "monosemanticity": 2,
@@ -72,18 +76,24 @@ COST = {  # of a measure beside others, about the seconds on two cores for 50,00
 }
 
 
-def features_path(folder: Path, data: Dataset, split: str) -> Path:
-    return folder / "features" / f"{data.name}-{split}-{data.fingerprint()}.npz"
+def features_path(folder: Path, data: Dataset, split: str, map: Map | None = None) -> Path:
+    """Where features are kept; those under another map than the model's have its name in theirs."""
+    under = "" if map is None else "-" + names.spell(map, ROLES["map"])
+    return folder / "features" / f"{data.name}-{split}{under}-{data.fingerprint()}.npz"
 
 
-def embed(folder: Path, data: Dataset, split: str, run: Training) -> Features:
-    """Features of `data` under the run's model, kept in the run folder and reused for the same images and model."""
-    return stored(folder, data, split, run) or _extracted(folder, data, split, run)
+def embed(folder: Path, data: Dataset, split: str, run: Training, map: Map | None = None) -> Features:
+    """Features of `data` under the run's model, kept in the run folder and reused for the same images and model.
+
+    `map` takes the place of the model's own: `maps.identity` gives the projector's signed output.
+    """
+    map = None if map is run.map else map
+    return stored(folder, data, split, run, map) or _extracted(folder, data, split, run, map)
 
 
-def stored(folder: Path, data: Dataset, split: str, run: Training) -> Features | None:
+def stored(folder: Path, data: Dataset, split: str, run: Training, map: Map | None = None) -> Features | None:
     """The features in the run folder, if they are those of these images (by the name) and this model (by a sample)."""
-    path = features_path(folder, data, split)
+    path = features_path(folder, data, split, map)
     if not path.exists():
         return None
     try:
@@ -91,20 +101,20 @@ def stored(folder: Path, data: Dataset, split: str, run: Training) -> Features |
     except BadInput as error:  # a cache: made again
         engine.say(f"{error}; making it again")
         return None
-    if _made_by(load_model(folder, run), found, data):
+    if _made_by(load_model(folder, run), found, data, map):
         return found
     engine.say(f"{path} was not made by this model; making it again")
     return None
 
 
-def _extracted(folder: Path, data: Dataset, split: str, run: Training) -> Features:
-    made = features.extract(load_model(folder, run), data, device=run.torch_device())
-    made.save(features_path(folder, data, split))
+def _extracted(folder: Path, data: Dataset, split: str, run: Training, map: Map | None = None) -> Features:
+    made = features.extract(load_model(folder, run), data, device=run.torch_device(), map=map)
+    made.save(features_path(folder, data, split, map))
     return made
 
 
 @torch.inference_mode()
-def _made_by(model: encoder.Encoder, found: Features, data: Dataset) -> bool:
+def _made_by(model: encoder.Encoder, found: Features, data: Dataset, map: Map | None) -> bool:
     """Whether the model gives a few of these images the h and z that are stored, up to a device's rounding."""
     rows = np.unique(np.linspace(0, len(found.ids) - 1, SAMPLED).astype(int))
     place = {name: i for i, name in enumerate(data.ids)}
@@ -115,7 +125,7 @@ def _made_by(model: encoder.Encoder, found: Features, data: Dataset) -> bool:
     except BadInput:  # an image on disk that cannot be read any more: it must not have features
         return False
     h = model.features(x.float() / 255)
-    pairs = ((h, found.h[rows]), (model.map(model.projector(h)), found.z[rows].toarray()))
+    pairs = ((h, found.h[rows]), ((map or model.map)(model.projector(h)), found.z[rows].toarray()))
     return all(
         new.shape == old.shape
         and np.allclose(new.numpy(), old, rtol=0, atol=0.02 * max(float(np.abs(old).max()), 1e-6))
@@ -210,8 +220,8 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
             path.unlink(missing_ok=True)  # of another model, or of other images
         before = _entries(path) if path.exists() else {}
     made = {split: kept[split] or _extracted(folder, d, split, run) for split, d in data.items()}
-    _check_finite(folder, made)
-    skipped = {group: why for group, why in _cannot(asked, data["test"], made).items() if group in groups}
+    cannot = _cannot(asked, data["test"], made)
+    skipped = {group: why for group, why in cannot.items() if group in groups}
     if asked.only and skipped:
         group, why = next(iter(skipped.items()))
         raise BadInput(f"{group} cannot be measured: {why}")
@@ -219,7 +229,7 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
         whole = {_group(e) for e in before.values() if "subset" not in e} & set(HEAVY) & set(groups)
         skipped |= dict.fromkeys(whole, "measured on all images before, which --subset would replace")
     if asked.all and not asked.heavy:
-        skipped |= dict.fromkeys(HEAVY, "takes minutes; add --heavy")
+        skipped |= {group: cannot.get(group, "takes minutes; add --heavy") for group in HEAVY}
     if "basic" in groups and (why := _no_labels(made) or why_no_probe(made["train"].labels)):
         skipped["class consistency and probes" if _no_labels(made) else "probes"] = why
     job = _Job(folder, run, data, made, asked, dict(others), places)
@@ -262,6 +272,7 @@ def _cannot(asked: Asked, test: Dataset, made: dict[str, Features]) -> dict[str,
     signed = any(bool((f.z.data < 0).any()) for f in made.values())
     why = {
         "retrieval": unlabelled,
+        "selection": unlabelled,
         "probabilities": "features of this run are negative, and probabilities are not" * signed,
         "clusters": unlabelled,
         "monosemanticity": "" if asked.judge else "it needs another run's eyes; name one with --judge RUN",
@@ -280,12 +291,12 @@ def fixes_scale(run: Training) -> bool:
     return getattr(loss, "func", loss) is losses.spectral and not knobs.get("normalise")
 
 
-def _check_finite(folder: Path, made: dict[str, Features]) -> None:
-    for split, f in made.items():
-        for name, values in (("h", f.h), ("z", f.z.data)):
-            if not np.isfinite(values).all():
-                bad = f"{split} features of {folder} hold NaN or infinite values in {name}"
-                raise BadInput(f"the {bad}: the model diverged; train it again with a smaller --lr")
+def _temperature(run: Training) -> float | None:
+    """The temperature of the run's loss, where it has one."""
+    loss = getattr(run, "loss", None)
+    knobs = inspect.signature(loss).parameters if loss else {}
+    found = knobs["temperature"].default if "temperature" in knobs else None
+    return found if isinstance(found, float) else None
 
 
 @dataclass(frozen=True)
@@ -309,9 +320,12 @@ class _Job:
                 todo.append(("basic", COST.get(name, 1), lambda name=name, take=take: {name: take()}))
         if "sepin" in groups:
             f, g, how = self.views()
-            todo.append(("sepin", COST["sepin"], lambda: measures_of.sepin(f.z, g.z, views=how, seed=SEED)))
+            of = partial(measures_of.sepin, f.z, g.z, views=how, seed=SEED, temperature=_temperature(self.run))
+            todo.append(("sepin", COST["sepin"], of))
         if "retrieval" in groups:
             todo.append(("retrieval", COST["retrieval"], lambda: measures_of.retrieval(train, test, device=device)))
+        if "selection" in groups:
+            todo.append(("selection", COST["selection"], lambda: measures_of.selected(train, test, device=device)))
         if "spectrum" in groups:
             todo.append(("spectrum", COST["spectrum"], lambda: measures_of.spectrum(train, test)))
         if "probabilities" in groups:
@@ -489,7 +503,12 @@ def write_features(
 
 
 def select(
-    folder: Path, *, budget: int | None = None, features: int | None = None, top: int | None = None
+    folder: Path,
+    *,
+    budget: int | None = None,
+    features: int | None = None,
+    top: int | None = None,
+    data_root: Path | None = None,
 ) -> dict[str, Any]:
     """Shortened codes of both splits in RUN/codes, and what was lost: each measure on test features before and after.
 
@@ -497,7 +516,7 @@ def select(
     and the share of nearest neighbours that stay do not.
     """
     selection.check_one(budget=budget, features=features, top=top)
-    run = finished_run(folder)
+    run = finished_run(folder, data_root)
     data = {split: run.load(split) for split in ("train", "test")}
     made = {split: embed(folder, dataset, split, run) for split, dataset in data.items()}
     plan = selection.plan(made["train"].z, budget=budget, features=features, top=top)
@@ -572,6 +591,7 @@ def column(folder: Path, title: str, data_root: Path | None = None) -> Column:
         classes=test_data.classes,
         skipped=sorted({*train_data.skipped, *test_data.skipped, *rundir.read_skipped(folder)}),
         log=rundir.read_log(folder),
+        stability=measured.get("identifiability_cosine", {}).get("each"),
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nonneg import workflow
 from nonneg.encoder import Encoder
@@ -46,10 +47,12 @@ class Subject:
     def device(self) -> torch.device:
         return self.run.torch_device()
 
-    def features(self, split: str, data: str | None = None) -> Features:
-        """Of the run's own images, or of another data set's, made once and kept in the run's folder."""
+    def features(
+        self, split: str, data: str | None = None, *, map: Callable[[Tensor], Tensor] | None = None
+    ) -> Features:
+        """Of the run's own images, or of another data set's, under the run's map or another; made once and kept."""
         run = self.run if data is None else Run(data=RECIPES[data].data, data_root=self.run.data_root)
-        return workflow.embed(self.folder, run.load(split), split, self.run)
+        return workflow.embed(self.folder, run.load(split), split, self.run, map=map)
 
 
 def each_alone(names: Sequence[str]) -> dict[str, list[str]]:

@@ -40,7 +40,7 @@ ANALYSIS = Analysis(
     of=("cifar10", "cifar100"),
     ask=ask,
     table={
-        "images": ("test images", 1.0),
+        "images": ("test images", 1),
         "clean": ("clean, on these", 100.0),
         "corruption_accuracy": ("corrupted, mean of 15 x 5", 100.0),
         "lost": ("lost by corruption", 100.0),

@@ -4,8 +4,9 @@ Claim: NCL loses almost nothing with a quarter of its features, CL loses much (I
 Cost: minutes a run on one CPU core, given its features here and on the other data set.
 Run: nonneg reproduce selection --data-root DIR
 
-Rows differ in where ReLU enters. `ranking`: by EA of max(z, 0) or of |z|; `features`: what is kept is max(z, 0) or z
-itself. For NCL all of these are the same.
+z here is the projector's output before any map, signed for CL and NCL alike. Every row says where ReLU enters:
+`relu_in_ranking`, by EA of max(z, 0) or of |z|; `relu_in_features`, what is kept is max(z, 0) or z itself. NCL's own
+features are those with ReLU in both, CL's those without.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nonneg import charts, figures, metrics, probes, selection
+from nonneg import charts, figures, maps, metrics, probes, selection
 from nonneg.analyses import Analysis, Line, Subject, first_seeds
 from nonneg.features import Features
 from nonneg.progress import track
@@ -26,16 +27,18 @@ QUARTER = 2  # its place among them
 def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
     """Accuracy of a linear probe on k kept features of z, here and on the other data set, and retrieval, by ranking."""
     (subject,) = subjects
-    train, test = subject.features("train"), subject.features("test")
-    other = OTHER[subject.experiment]
-    away = {split: subject.features(split, other) for split in ("train", "test")}
-    signed, (_, width) = bool((train.z.data < 0).any()), figures.shape(train)
+    train, test, *away = (
+        subject.features(split, data, map=maps.identity)
+        for data in (None, OTHER[subject.experiment])
+        for split in ("train", "test")
+    )
+    _, width = figures.shape(train)
     sizes = sorted({max(1, round(share * width)) for share in SHARES})
     rows = []
-    for by, in_ranking, in_features in track(_ways(signed), f"{subject.name}: selecting", len(_ways(signed))):
+    for by, in_ranking, in_features in track(selection.WAYS, f"{subject.name}: selecting", len(selection.WAYS)):
         order = selection.rank(train.z, by=by, relu=in_ranking, rng=np.random.default_rng(0))
         here = _with(train, relu=in_features), _with(test, relu=in_features)
-        there = _with(away["train"], relu=in_features), _with(away["test"], relu=in_features)
+        there = _with(away[0], relu=in_features), _with(away[1], relu=in_features)
         found = metrics.retrieval_by_prefix(here[1].z, test.labels, order, sizes, device=subject.device)
         for k, retrieved in zip(sizes, found, strict=True):
             rows.append(
@@ -51,26 +54,15 @@ def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
                     "map_relevant": round(retrieved["map_relevant"], 6),
                 }
             )
-    shown = {r["kept"]: r for r in rows if (r["by"], r["relu_in_ranking"]) == ("activation", False)}
+    own = subject.run.map is not maps.identity
+    way = ("activation", own, own)
+    shown = {r["kept"]: r for r in rows if (r["by"], r["relu_in_ranking"], r["relu_in_features"]) == way}
     whole, cut = shown[width], shown[max(1, round(SHARES[QUARTER] * width))]
     return {
         "rows": rows,
         **{f"{key}_all": whole[key] for key in ("probe", "transfer", "precision")},
         **{f"{key}_quarter": cut[key] for key in ("probe", "transfer", "precision")},
     }
-
-
-def _ways(signed: bool) -> list[tuple[str, bool, bool]]:
-    """(ranking, ReLU in the ranking, ReLU in the features): all that differ."""
-    if not signed:
-        return [("activation", False, False), ("random", False, False)]
-    return [
-        ("activation", False, False),
-        ("activation", True, False),
-        ("activation", True, True),
-        ("random", False, False),
-        ("random", False, True),
-    ]
 
 
 def _with(made: Features, *, relu: bool) -> Features:

@@ -64,14 +64,19 @@ def k_means(z: Matrix, clusters: int, *, seed: int = 0) -> np.ndarray:
 
 
 def spectral_clustering(z: Matrix, clusters: int, *, seed: int = 0) -> np.ndarray:
-    """Clusters by k-means of the first eigenvectors of a graph that ties each sample to its 10 nearest by cosine."""
-    unit = _unit(z, clusters)
+    """Clusters by k-means of the first eigenvectors of a graph that ties each sample to its 10 nearest by cosine.
+
+    Samples are shuffled first: of equally near ones those that come first are taken, which must not tell the class.
+    """
+    order = np.random.default_rng(seed).permutation(z.shape[0])
+    unit = _unit(as_csr(z)[order], clusters)
     graph = kneighbors_graph(unit, min(NEIGHBOURS, len(unit) - 1))
     solver = SpectralClustering(clusters, affinity="precomputed", random_state=seed, n_init=STARTS)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Graph is not fully connected")  # the parts are clusters, then
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return solver.fit_predict((graph + graph.T) / 2)
+        found = solver.fit_predict((graph + graph.T) / 2)
+    return found[np.argsort(order)]
 
 
 def _unit(z: Matrix, clusters: int) -> np.ndarray:

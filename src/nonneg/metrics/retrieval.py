@@ -1,8 +1,8 @@
 """Do neighbours share a class? N images, D features, Q queries (all N unless chosen); z is N x D, labels N integers.
 
 Similarity is the cosine, each query against all other samples, none left out and nothing approximated: float64
-products, rounded to float32 so that equal cosines are equal. Of equal cosines the lowest sample index goes first; a row
-of zeros has cosine 0 with everything.
+products, rounded to float32 so that equal cosines are equal. Equal cosines are told apart by a fixed random order of
+the samples (`tie_order`), so that samples sorted by class gain nothing; a row of zeros has cosine 0 with everything.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,6 +83,11 @@ def neighbour_overlap(a: np.ndarray, b: np.ndarray) -> float:
     return float((both[:, 1:] == both[:, :-1]).sum() / a.size)
 
 
+def tie_order(n: int) -> np.ndarray:
+    """The order of n samples by which equal cosines are told apart: random, and always the same."""
+    return np.random.default_rng(0).permutation(n)
+
+
 def _sweep(
     z: Matrix,
     order: np.ndarray,
@@ -96,7 +101,9 @@ def _sweep(
     z = as_csr(z)
     n = z.shape[0]
     _check_sweep(z, order, sizes, k=k)
-    z = _rows_at_most_one(z)[:, order[: sizes[-1]]]
+    shuffled = tie_order(n)
+    queries = np.argsort(shuffled)[queries]
+    z = _rows_at_most_one(z)[shuffled][:, order[: sizes[-1]]]
     ends = list(zip([0, *sizes[:-1]], sizes, strict=True))
     products = [_product(z[:, start:end], device) for start, end in ends]
     inverse = [torch.as_tensor(_inverse_norm(z[:, :s]), device=device) for s in sizes]
@@ -110,7 +117,7 @@ def _sweep(
             gram += product(asked)
             cosine = (gram * scale[here][:, None]).mul_(scale).float()
             cosine[torch.arange(len(asked), device=device), here] = -torch.inf
-            near[size][at : at + step] = _nearest(cosine, k).cpu().numpy()
+            near[size][at : at + step] = shuffled[_nearest(cosine, k).cpu().numpy()]
     return near
 
 

@@ -5,6 +5,7 @@ N images, T texts (equal captions are one text), D features.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -69,6 +70,7 @@ def extract(
     h = torch.cat(parts)
     z = torch.cat([model.text.map(model.text.projector(part)) for part in parts])
     texts = Features(h.float().cpu().numpy(), sp.csr_array(z.float().cpu().numpy()), None, list(number))
+    features.check_finite(texts, f"the texts of {data.name}")
     return PairFeatures(images, texts, pairs, cut)
 
 
@@ -76,7 +78,7 @@ def measure(test: PairFeatures, *, eps: float = 1e-5) -> dict[str, Entry]:
     """Every measurement of test images and texts by name: its value, its definition and its parameters."""
     z: Matrix = test.images.z
     of_texts: Matrix = test.texts.z
-    at = {"threshold": eps}
+    at: dict[str, Any] = {"threshold": eps}
     if z.shape[1] != of_texts.shape[1]:
         raise BadInput(f"images have {z.shape[1]} features and texts {of_texts.shape[1]}; they must share one space")
     found: dict[str, Entry] = {}
@@ -111,6 +113,7 @@ def measure(test: PairFeatures, *, eps: float = 1e-5) -> dict[str, Entry]:
         float(agreement.mean()) if len(agreement) else float("nan"),
         "cosine over the test pairs between a feature on the image and on its text, rows at length 1, mean over the "
         "features that are not zero on either side",
+        why="every feature is zero on all images or on all texts",
         chance=float(chance.mean()) if len(chance) else None,
         features=len(agreement),
     )
@@ -119,6 +122,7 @@ def measure(test: PairFeatures, *, eps: float = 1e-5) -> dict[str, Entry]:
         found["class_consistency"] = entry(
             metrics.class_consistency(z, labels, eps=eps),
             "share of the most frequent class among the images a feature is active on, mean over live features",
+            why="no feature is live on the test images",
             chance=metrics.chance(labels),
             **at,
         )
@@ -133,15 +137,17 @@ def _balance(z: Matrix, of_texts: Matrix, eps: float) -> dict[str, Entry]:
     live = metrics.live(z, eps=eps) | metrics.live(of_texts, eps=eps)
     mine = balance[live & np.isfinite(balance)]
     low, high = SHARED
+    none = "no feature is live on the test images or texts"
     said = "modality balance, E z_image / (E z_image + E z_text) with rows at length 1 (|z| where features are signed)"
     return {
         "modality_balance": entry(
-            float(np.median(mine)) if len(mine) else float("nan"), f"median over live features of: {said}"
+            float(np.median(mine)) if len(mine) else float("nan"), f"median over live features of: {said}", why=none
         )
         | {"each": [round(float(b), 4) if on else None for b, on in zip(balance, live, strict=True)]},
         "shared_features": entry(
             float(((mine >= low) & (mine <= high)).mean()) if len(mine) else float("nan"),
             f"share of live features from {low:g} to {high:g} in: {said}",
+            why=none,
             low=low,
             high=high,
         ),
