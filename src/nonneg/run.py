@@ -124,6 +124,18 @@ class Training:
         return {f.name: plain(f.name, getattr(self, f.name)) for f in fields(self)}
 
 
+def takes_labels(loss: Callable[..., Tensor]) -> bool:
+    """Whether a loss is one of (z1, z2, labels)."""
+    return "labels" in inspect.signature(loss).parameters
+
+
+def try_knobs(loss: Callable[..., Tensor]) -> None:
+    """Call a loss of the package once, on two rows, so that a knob out of range is told before anything is written."""
+    if names.spell_or_custom(loss, ROLES["loss"]) != names.CUSTOM:
+        z = torch.ones(2, 1)
+        loss(z, z, *((torch.arange(2),) if takes_labels(loss) else ()))
+
+
 @dataclass(frozen=True)
 class Run(Training):
     """An encoder trained from two views: of one image or, with labels, of two images of one class."""
@@ -137,10 +149,14 @@ class Run(Training):
     batch_norm: Literal["joint", "per_view"] = "joint"
     """Batch-norm statistics over both views at once (one forward pass), or each view's own (the authors')."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try_knobs(self.loss)
+
     @property
     def loss_takes_labels(self) -> bool:
         """Whether the loss is one of (z1, z2, labels): its signature says so."""
-        return "labels" in inspect.signature(self.loss).parameters
+        return takes_labels(self.loss)
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,6 @@ def two_views(run: Run, s: State, steps_per_epoch: int) -> Callable[[], None]:
     fuse, takes_labels = engine.fuser(mode), run.loss_takes_labels
     total, warmup = run.epochs * steps_per_epoch, min(run.warmup_epochs, run.epochs - 1) * steps_per_epoch
     peak = run.lr * n / 256
-    z, y = torch.ones(n, len(s.alive), device=device), torch.arange(n, device=device)
-    run.loss(z, z, *((y,) if takes_labels else ()))  # knobs that it refuses are told before anything is written
 
     def make_views(noise: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         batch = s.batch(n, steps_per_epoch)
@@ -152,8 +150,6 @@ def paired(
     fuse = engine.fuser(mode)
     total, warmup = run.epochs * steps_per_epoch, min(run.warmup_epochs, run.epochs - 1) * steps_per_epoch
     peak = run.lr * n / 256
-    z = torch.ones(n, len(s.alive), device=device)
-    loss_of(z, z)  # knobs that it refuses are told before anything is written
 
     def make_batch(noise: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
         batch = s.batch(n, steps_per_epoch)

@@ -14,7 +14,7 @@ from nonneg import augment, backbones, losses, names, optim, pairs
 from nonneg.errors import BadInput
 from nonneg.multimodal import texts
 from nonneg.pairs import Pairs
-from nonneg.run import DIGITS, ROLES, Training
+from nonneg.run import DIGITS, ROLES, Training, takes_labels, try_knobs
 
 SETS = names.Role("set of pairs", pairs, ("split", "root", "captions", "image_size", "strict"))
 TEXTS = names.Role("text encoder", texts, ("captions",))
@@ -40,7 +40,8 @@ class PairRun(Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if "labels" in inspect.signature(self.loss).parameters:
+        try_knobs(self.loss)
+        if takes_labels(self.loss):
             name = self.to_json()["loss"]
             raise BadInput(f"--loss {name} needs labels, and pairs have texts instead; give clip or spectral")
 
