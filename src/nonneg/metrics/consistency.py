@@ -40,18 +40,24 @@ def chance(labels: np.ndarray) -> float:
 def top10_consistency(z: Matrix, labels: np.ndarray, *, k: int = 10, eps: float = 1e-5) -> float:
     """The mean over live features of the majority-class share among the k samples of largest |z|.
 
-    A feature with fewer than k active samples is judged on those it has; of equal |z| the lowest sample index goes
-    first; nan when no feature is live.
+    A feature with fewer than k active samples is judged on those it has; equal |z| are told apart by `tie_order`, for
+    samples may be sorted by class; nan when no feature is live.
     """
     _check_k(k)
-    y = _class_index(labels, z.shape[0])
-    columns = active(z, eps=eps).tocsc()  # within a column the samples are in ascending order
+    order = tie_order(z.shape[0])
+    y = _class_index(labels, z.shape[0])[order]
+    columns = active(z, eps=eps)[order].tocsc()  # within a column the samples are in this order
     shares = []
     for start, end in zip(columns.indptr[:-1], columns.indptr[1:], strict=True):
         if end > start:
             chosen = y[columns.indices[start:end][_largest(columns.data[start:end], k)]]
             shares.append(np.bincount(chosen).max() / len(chosen))
     return float(np.mean(shares)) if shares else float("nan")
+
+
+def tie_order(n: int) -> np.ndarray:
+    """The order of n samples by which equal values are told apart: random, and always the same."""
+    return np.random.default_rng(0).permutation(n)
 
 
 def top_k_chance(labels: np.ndarray, k: int = 10, *, draws: int = 20_000, seed: int = 0) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nonneg.errors import BadInput, unknown
-from nonneg.metrics.consistency import _class_index
+from nonneg.metrics.consistency import _class_index, tie_order
 from nonneg.metrics.sparsity import Matrix, as_csr
 
 NORMALISERS = ("hits", "min", "relevant")
@@ -81,11 +81,6 @@ def neighbour_overlap(a: np.ndarray, b: np.ndarray) -> float:
         raise BadInput(f"neighbours of shapes {a.shape} and {b.shape} cannot be compared: ask both the same")
     both = np.sort(np.concatenate([a, b], axis=1), axis=1)  # no neighbour occurs twice in a or in b
     return float((both[:, 1:] == both[:, :-1]).sum() / a.size)
-
-
-def tie_order(n: int) -> np.ndarray:
-    """The order of n samples by which equal cosines are told apart: random, and always the same."""
-    return np.random.default_rng(0).permutation(n)
 
 
 def _sweep(
