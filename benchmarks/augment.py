@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nonneg import augment, augment_cuda
+from nonneg import augment, augment_cuda, provenance
 
 N, SIZE = 512, 32
 
@@ -136,7 +136,9 @@ def main() -> None:
         print(f"{row['device']:5s} {row['name']:20s} {row['views_a_second']:12,.0f} views/s   {ratio}")
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({"gpu": gpu, "torch": torch.__version__, "rows": rows}, indent=2) + "\n")
+        args.out.write_text(
+            json.dumps({"gpu": gpu, **provenance.made(torch.device("cpu")), "rows": rows}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from nonneg import backbones, data, files
+from nonneg import backbones, data, files, provenance
 from nonneg.data import Dataset
 from nonneg.data.stream import Source, cores
 from nonneg.run import FOLDER, Run
@@ -158,7 +158,7 @@ def main() -> None:
         workers = f"{o.workers} workers" if o.workers else "threads"
         print(f"{name}, {o.backbone}, {o.image_size} px, batch {run.batch_size}, {workers} on {cores()} cores")
         about = {k: str(v) if isinstance(v, Path) else v for k, v in vars(o).items() if k != "json"}
-        about |= {"device": name, "cores": cores(), "torch": torch.__version__, "bytes_per_image": length}
+        about |= {"device": name, "cores": cores(), "bytes_per_image": length, **provenance.made(device)}
         found = {**about, "batch_size": run.batch_size, "inspect_s": inspected, **measure(run, dataset, o.steps)}
         if o.json:
             files.write_json(o.json, found)  # now: what follows takes longer, and may be cut short

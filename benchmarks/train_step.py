@@ -23,6 +23,7 @@ from typing import Any, cast
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from nonneg import provenance
 from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.optim import warmup_cosine
@@ -237,7 +238,7 @@ def main() -> None:
         about = {
             "where": where,
             "start_up_seconds": started,
-            "torch": torch.__version__,
+            **provenance.made(device),
             "batch": args.batch,
             "flops_a_step": flops,
         }

@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse as sp
 from PIL import Image
 
-from nonneg import backbones, experiments, files, kept_features, reproduce
+from nonneg import backbones, experiments, files, gallery, kept_features, provenance, reproduce
 from nonneg.errors import BadInput
 from nonneg.experiments import MEASURES, Experiment, cifar10, imagenet100, method_of
 from nonneg.kept_features import pack
@@ -237,7 +237,7 @@ def test_figures_are_drawn_where_one_is_missing_or_older_than_a_run_and_only_the
     ]
     made[2].unlink()  # as a kill while drawing leaves it
     with monkeypatch.context() as during:
-        during.setattr(reproduce.figures, "overview", lambda *_: interrupt())
+        during.setattr(gallery.figures, "overview", lambda *_: interrupt())
         with pytest.raises(Interrupted, match="drawing cifar10-1epochs was stopped"):
             go(tmp_path, cifar, seeds=1)
     go(tmp_path, cifar, seeds=1)
@@ -311,11 +311,9 @@ def test_every_group_of_shown_runs_is_drawn_from_its_own_folders(
         folder = pair[0] / "runs" / "cifar10-1epochs" / name.removeprefix("small-")
         shutil.copytree(folder, tmp_path / "runs" / "spectral" / name)
     seen = []
-    real = reproduce.report.write
-    monkeypatch.setattr(
-        reproduce.report, "write", lambda c, path, **how: seen.append(path.name) or real(c, path, **how)
-    )
-    written = reproduce.write_figures("spectral", one, results=tmp_path / "results", runs=tmp_path / "runs")
+    real = gallery.report.write
+    monkeypatch.setattr(gallery.report, "write", lambda c, path, **how: seen.append(path.name) or real(c, path, **how))
+    written = gallery.draw("spectral", one, results=tmp_path / "results", runs=tmp_path / "runs")
     ends = ("-cifar10-resnet18", "-cifar10-small_net")
     assert [p.name for p in written] == [f"spectral{end}{more}.png" for end in ends for more in ("", "-features")]
     assert all(p.exists() for p in written) and seen == [f"report{end}.html" for end in ends]
@@ -335,7 +333,7 @@ def test_seeds_whose_features_were_kept_are_shown_matched(
 
 
 def test_other_batches_are_kept_apart(cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)
+    monkeypatch.setattr(gallery, "draw", lambda *_, **__: None)
     seen = []
     monkeypatch.setattr(reproduce, "_run_one", lambda *args: seen.append(args) or iter(()))
     go(tmp_path, cifar, only=("ncl-s0",), batch_size=8, change=None)
@@ -372,7 +370,7 @@ def test_an_interrupted_reproduction_continues_where_it_stopped(
         return encoder
 
     monkeypatch.setattr(reproduce, "train", stops)
-    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)
+    monkeypatch.setattr(gallery, "draw", lambda *_, **__: None)
     with pytest.raises(Interrupted, match="ncl-s0 was stopped; nothing is lost"):
         go(tmp_path, cifar, seeds=1)
     assert [line["name"] for line in lines(tmp_path)] == ["cl-s0"]
@@ -386,7 +384,7 @@ def test_an_interrupted_reproduction_continues_where_it_stopped(
 def test_a_run_that_was_trained_but_not_evaluated_is_not_trained_again(
     cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)
+    monkeypatch.setattr(gallery, "draw", lambda *_, **__: None)
     with monkeypatch.context() as broken:
         broken.setattr(reproduce, "evaluate", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -417,7 +415,7 @@ def stop_at(where: str, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_was_measured_outlives_every_interruption_and_is_not_measured_again(
     cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)
+    monkeypatch.setattr(gallery, "draw", lambda *_, **__: None)
     calls: list[str] = []
     numbers: dict[str, float] = {}
     for where, new in (("probe hz", "sparsity"), ("tune h", "probe_h"), ("tune z", "tune_h"), ("", "tune_z")):
@@ -438,7 +436,7 @@ def test_what_was_measured_outlives_every_interruption_and_is_not_measured_again
 def test_numbers_of_a_run_with_other_settings_are_not_taken_for_its_own(
     cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)
+    monkeypatch.setattr(gallery, "draw", lambda *_, **__: None)
     with monkeypatch.context() as during:
         stop_at("probe hz", [], during)
         with pytest.raises(Interrupted):
@@ -455,7 +453,7 @@ def test_numbers_of_a_run_with_other_settings_are_not_taken_for_its_own(
 def test_a_half_measured_run_whose_model_is_gone_is_said_to_be(
     cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)
+    monkeypatch.setattr(gallery, "draw", lambda *_, **__: None)
     with monkeypatch.context() as during:
         stop_at("tune h", [], during)
         with pytest.raises(Interrupted):
@@ -561,10 +559,10 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path: Path) -> None:
 
 def test_the_commit_is_unknown_outside_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NONNEG_COMMIT", raising=False)
-    monkeypatch.setattr(reproduce, "__file__", str(tmp_path / "reproduce.py"))
-    assert reproduce._commit.__wrapped__() == "unknown"
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
+    assert provenance.commit.__wrapped__() == "unknown"
     monkeypatch.setenv("NONNEG_COMMIT", "abc1234")
-    assert reproduce._commit.__wrapped__() == "abc1234"
+    assert provenance.commit.__wrapped__() == "abc1234"
 
 
 # --- kept features -----------------------------------------------------------------------------------------------
@@ -683,7 +681,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_imagenet100_from_a_tree_of_folders(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)  # drawn once already, for CIFAR
+    monkeypatch.setattr(gallery, "draw", lambda *_, **__: None)  # drawn once already, for CIFAR
     rows = go(tmp_path, photos, "imagenet100", seeds=1, change=small_photos)
     for method in ("CL", "NCL"):
         for measure in ("linear probe", "fine-tune", "linear probe, Sketch", "linear probe, Corruption"):
@@ -713,7 +711,7 @@ def test_imagenet100_from_a_tree_of_folders(photos: Path, tmp_path: Path, monkey
 def test_a_shifted_set_that_comes_later_is_measured_later(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduce, "write_figures", lambda *_, **__: None)
+    monkeypatch.setattr(gallery, "draw", lambda *_, **__: None)
     shutil.copytree(photos, tmp_path / "photos")
     (tmp_path / "photos" / "imagenet-sketch").rename(tmp_path / "sketch")
     run = partial(go, tmp_path, tmp_path / "photos", "imagenet100", only=("cl-s0",), change=small_photos)

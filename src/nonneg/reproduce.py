@@ -4,36 +4,29 @@ N images, D features. Results are lines in RESULTS/EXPERIMENT.jsonl, one a run, 
 folders (large, not for a repository) are RUNS/EXPERIMENT/RUN. Whatever is there already is not done again.
 """
 
-import io
-import json
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from PIL import Image
 
 from nonneg import (
     analyses,
     encoder,
     engine,
     experiments,
-    figures,
     files,
+    gallery,
     kept_features,
+    ledger,
     metrics,
     multimodal,
-    report,
+    provenance,
     rundir,
     supervised,
     workflow,
@@ -43,8 +36,6 @@ from nonneg.encoder import Encoder
 from nonneg.errors import BadInput, unknown
 from nonneg.evaluate import measure
 from nonneg.experiments import ACCURACIES, MEASURES, AnyRun, Experiment, Found, begins, is_search, method_of
-from nonneg.features import Features
-from nonneg.figures import Column
 from nonneg.loop import Interrupted, TooLittleMemory
 from nonneg.multimodal import PairRun
 from nonneg.run import ClassifierRun, Run
@@ -100,7 +91,7 @@ def reproduce(
     `report_only` reads the results and, given the data, draws the figures from the features that were kept. `epochs`
     and `batch_size` try everything shortened or in other batches, under a name of their own beside the real results.
     """
-    _commit()  # now: what is changed or committed meanwhile is not what runs
+    provenance.commit()  # now: what is changed or committed meanwhile is not what runs
     if name in analyses.names():
         if any(given is not None for given in (epochs, batch_size, classes, seeds)):
             raise BadInput(
@@ -115,7 +106,7 @@ def reproduce(
     experiment = experiment if epochs is None else _shortened(experiment, epochs)
     experiment = experiment if batch_size is None else _in_batches(experiment, batch_size)
     chosen = _chosen(experiment, only, seeds)
-    before = _results(name, experiment, results)
+    before = ledger.of(name, experiment, results)
     prepare = partial(experiment.prepare, data_root, runs / name / "data", classes)
     found = prepare() if data_root is not None or classes is not None else Found(None)
     _check_classes(found, before)
@@ -124,37 +115,37 @@ def reproduce(
         found = found if found.root or not todo else prepare()  # which says what is wanted where data must be given
         for i, run_name in enumerate(todo):
             run = replace(experiment.runs[run_name], data_root=found.root, device=device)
-            run = experiment.settle(run_name, run, _results(name, experiment, results))
+            run = experiment.settle(run_name, run, ledger.of(name, experiment, results))
             run = change(run) if change else run
             engine.say(f"{name}: {run_name}, {i + 1} of {len(todo)} to do")
             folder = runs / name / run_name
             with _named(run_name):
                 if isinstance(run, PairRun):
-                    _put(results / f"{name}.jsonl", _pair_one(name, run_name, experiment, run, folder))
+                    ledger.put(results / f"{name}.jsonl", _pair_one(name, run_name, experiment, run, folder))
                 elif isinstance(run, ClassifierRun):
                     if run_name in experiment.starts:
                         run = replace(run, pretrained=_start(run, experiment.starts[run_name], runs, change))
-                    _put(results / f"{name}.jsonl", _classify_one(name, run_name, experiment, run, folder))
+                    ledger.put(results / f"{name}.jsonl", _classify_one(name, run_name, experiment, run, folder))
                 else:
                     for line in _run_one(name, run_name, experiment, found, run, folder, results):
-                        _put(results / f"{name}.jsonl", line)
+                        ledger.put(results / f"{name}.jsonl", line)
             if is_search(run_name):  # its line says what it was for, and weights take much room
                 rundir.keep_the_log(folder)
         with _named(f"drawing {name}"):
             try:
-                write_figures(name, experiment, results=results, runs=runs, data_root=found.root)
+                gallery.draw(name, experiment, results=results, runs=runs, data_root=found.root)
             except BadInput as error:  # the table does not need them
                 engine.say(f"figures of {name} are not drawn: {error}")
     elif data_root is not None:
-        for path in write_figures(name, experiment, results=results, runs=runs, data_root=found.root, anew=True):
+        for path in gallery.draw(name, experiment, results=results, runs=runs, data_root=found.root, anew=True):
             engine.say(f"drawn: {path}")
     rows = table(name, experiment, results)
     if not any(row.seeds for row in rows):
         engine.say(f"no results of {name} in {results.absolute()}; --results names another folder")
     if not report_only:
         files.write_text(results / f"{name}.md", as_markdown(rows))
-        if picture := experiment.draw and experiment.draw(_results(name, experiment, results)):
-            _write_figure(results / "figures" / f"{name}.png", picture)
+        if picture := experiment.draw and experiment.draw(ledger.of(name, experiment, results)):
+            gallery.write(results / "figures" / f"{name}.png", picture)
     return table(name, experiment, results, only) if only else rows
 
 
@@ -192,7 +183,7 @@ def analyse(
                 f"{name} looks at trained runs, and there are too few in {runs.absolute()}; make them with nonneg "
                 f"reproduce {analysis.of[0]}, or see what was measured with --report-only"
             )
-        done = {k: v["runs"] for k, v in _read_lines(path).items()}
+        done = {k: v["runs"] for k, v in ledger.read(path).items()}
         todo = {key: mine for key, mine in groups.items() if done.get("-".join(key)) != mine}
         for i, ((of, group), mine) in enumerate(todo.items()):
             engine.say(f"{name}: {of} {group}, {i + 1} of {len(todo)} to do")
@@ -205,16 +196,14 @@ def analyse(
                 "runs": mine,
                 "measures": {k: round(v, 6) if isinstance(v, float) else v for k, v in measures.items()},
                 "seconds": round(time.monotonic() - began, 1),
-                "hardware": _hardware(asked[0].device),
-                "commit": _commit(),
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                **provenance.made(asked[0].device),
             }
-            _put(path, line)
-    lines = _read_lines(path)
+            ledger.put(path, line)
+    lines = ledger.read(path)
     if not lines:
         engine.say(f"no results of {name} in {results.absolute()}; --results names another folder")
     if picture := analysis.draw(lines) if lines and not report_only else None:
-        _write_figure(results / "figures" / f"{name}.png", picture)
+        gallery.write(results / "figures" / f"{name}.png", picture)
     missing = _not_asked(analysis, lines)
     if not report_only:
         files.write_text(results / f"{name}.md", as_markdown(_analysis_table(analysis, lines, missing)))
@@ -279,7 +268,7 @@ def _analysis_table(
 def table(name: str, experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[Row]:
     """A row for every measure and method that is declared, from the results there are; or for `only` those runs."""
     asked = {n for n in experiment.runs if not only or any(begins(n, wanted) for wanted in only)}
-    done, rows, methods = _results(name, experiment, results), [], {method_of(n) for n in asked}
+    done, rows, methods = ledger.of(name, experiment, results), [], {method_of(n) for n in asked}
     for key in experiment.table:
         text, scale = MEASURES[key]
         for method, called in experiment.methods.items():
@@ -355,27 +344,6 @@ def _in_batches(experiment: Experiment, size: int) -> Experiment:
     return replace(experiment, runs=runs, borrowed={}, probe=probe, tune=tune)
 
 
-def _results(name: str, experiment: Experiment, results: Path) -> dict[str, dict[str, Any]]:
-    """The result of each declared run that has one, its own or borrowed; the last where there are several."""
-    lines = _read_lines(results / f"{name}.jsonl")
-    for run_name, (other, twin) in experiment.borrowed.items():
-        if run_name not in lines and twin in (theirs := _read_lines(results / f"{other}.jsonl")):
-            lines[run_name] = theirs[twin]
-    return {run_name: lines[run_name] for run_name in experiment.runs if run_name in lines}
-
-
-def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    out = {}
-    for i, line in enumerate(text.splitlines()):
-        try:
-            value = json.loads(line)
-            out[value["name"]] = {**value, "measures": dict(value["measures"])}
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
-            raise BadInput(f"{path}: line {i + 1} is not a result; mend or remove that line") from None
-    return out
-
-
 def _check_classes(found: Found, lines: Mapping[str, dict[str, Any]]) -> None:
     """Refuse other classes than those that the results are of."""
     for run_name, line in lines.items():
@@ -413,14 +381,6 @@ def _missing(numbers: Mapping[str, Any], run_name: str, experiment: Experiment, 
     return [key for key in stages if key not in numbers]
 
 
-def _put(path: Path, line: dict[str, Any]) -> None:
-    """The file again with this run's line, new or in place of its old one, so that it is never half written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with files.locked(path.parent):  # another reproduction may add to the same file
-        lines = {**_read_lines(path), line["name"]: line}
-        files.write_text(path, "".join(f"{json.dumps(value, allow_nan=False)}\n" for value in lines.values()))
-
-
 # One run
 
 
@@ -434,7 +394,7 @@ def _run_one(
     """
     data = run.load("train"), run.load("test")
     model = _trained(run, folder, data[0], f"training {run_name}")
-    line = _read_lines(results / f"{name}.jsonl").get(run_name)
+    line = ledger.read(results / f"{name}.jsonl").get(run_name)
     before = line if line and _same_run(line, run) else {"measures": {}, "evaluate_seconds": 0.0, "kept": []}
     began, kept = time.monotonic() - before["evaluate_seconds"], before["kept"]
     if "sparsity" in _missing(before["measures"], run_name, experiment, found):
@@ -550,10 +510,7 @@ def _line(
         "batch_size": run.batch_size,
         "images": [len(d) for d in data],
         "classes": data[0].classes,
-        "hardware": _hardware(run.torch_device()),
-        "torch": str(torch.__version__),
-        "commit": _commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **provenance.made(run.torch_device()),
         "run": {k: v for k, v in run.to_json().items() if k not in rundir.FREE},
     }
 
@@ -616,161 +573,3 @@ def activity(z: Any, *, eps: float = 1e-5) -> dict[str, float]:
         "active_most": int(counts.max()),
         "active_under_20": float((counts < 20).mean()),
     }
-
-
-def _hardware(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(errors="replace").splitlines() if info.exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    model = named[0] if named else platform.processor() or platform.machine()
-    threads = torch.get_num_threads()
-    return f"{model}, {threads} thread{'s' * (threads > 1)}"
-
-
-@cache
-def _commit() -> str:
-    """The commit of this code, marked where files differ from it; $NONNEG_COMMIT names it where git cannot."""
-    if named := os.environ.get("NONNEG_COMMIT"):
-        return named
-
-    def git(*words: str) -> str:
-        here = Path(__file__)
-        done = subprocess.run(["git", "-C", str(here.parent), *words], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # else it is somebody else's clone that we lie in
-        changed = git("status", "--porcelain", "-uno", "--", ".")
-        return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-# Pictures
-
-
-def write_figures(
-    name: str,
-    experiment: Experiment,
-    *,
-    results: Path,
-    runs: Path,
-    data_root: Path | None = None,
-    anew: bool = False,
-) -> list[Path]:
-    """The runs that an experiment shows, side by side: RESULTS/figures/NAME.png, NAME-features.png, and a report.
-
-    Runs of several data sets or nets have a figure each, NAME-DATA-NET.png. They are drawn where one is missing or
-    older than a run it shows; `anew`, always, and then runs whose folders are gone are drawn from the features that
-    were kept of them, if `data_root` has their images, and so are the features that two seeds of a method have in
-    common, NAME-METHOD-seeds.png.
-    """
-    folders = {n: runs / name / n for n in experiment.show if (runs / name / n / "metrics.json").exists()}
-    if any(isinstance(experiment.runs[n], PairRun) for n in experiment.show):
-        return _write_pair_figures(name, experiment, results, folders, data_root, anew)
-    place, written = results / "figures", []
-    for suffix, show in experiment.side_by_side().items():
-        page, mine, columns = runs / name / f"report{suffix}.html", {n: folders[n] for n in show if n in folders}, []
-        pictures = {place / f"{name}{suffix}.png": partial(figures.hero, rows=6, thumb=26)}
-        pictures |= {place / f"{name}{suffix}-features.png": figures.overview}
-        if mine and (anew or _stale((page, *pictures), mine)):
-            columns = [workflow.column(f, experiment.methods[method_of(n)], data_root) for n, f in mine.items()]
-            intro = f"nonneg reproduce {name}: {', '.join(c.title for c in columns)}, from the same seed."
-            report.write(columns, page, title=f"{name}{suffix}: what the features look at", intro=intro)
-        elif anew and data_root is not None:
-            columns = list(_kept_columns(name, experiment, show, results, data_root))
-        for path, draw in pictures.items() if columns else ():
-            written.append(path)
-            _write_figure(path, draw(columns))
-    if anew and data_root is not None:
-        for method, seeds in _seeds_kept(name, experiment, results).items():
-            again = list(_kept_columns(name, experiment, seeds, results, data_root))
-            if picture := figures.same_features(
-                [replace(c, title=f"{c.title}, {n}") for n, c in zip(seeds, again, strict=True)]
-            ):
-                written.append(place / f"{name}-{method}-seeds.png")
-                _write_figure(written[-1], picture)
-    return written
-
-
-def _stale(made: Sequence[Path], folders: Mapping[str, Path]) -> bool:
-    """Whether one of these files is missing, or older than what was measured in one of these run folders."""
-    newest = max((folder / "metrics.json").stat().st_mtime for folder in folders.values())
-    return any(not path.exists() or path.stat().st_mtime < newest for path in made)
-
-
-def _write_pair_figures(
-    name: str, experiment: Experiment, results: Path, folders: dict[str, Path], data_root: Path | None, anew: bool
-) -> list[Path]:
-    """For each data set the runs that an experiment shows of it: RESULTS/figures/NAME-DATA.png and a report."""
-    by_data: dict[str, dict[str, Path]] = {}
-    for n, folder in folders.items():
-        by_data.setdefault(experiment.runs[n].to_json()["data"], {})[n] = folder
-    written = []
-    for data, mine in by_data.items():
-        page = next(iter(mine.values())).parent / f"report-{data}.html"
-        picture = results / "figures" / f"{name}-{data}.png"
-        if anew or _stale((page, picture), mine):
-            columns = [
-                multimodal.report.column(f, experiment.methods[method_of(n)], data_root) for n, f in mine.items()
-            ]
-            intro = f"nonneg reproduce {name}: {', '.join(c.column.title for c in columns)}, from the same seed."
-            multimodal.report.write(columns, page, title=f"{name}: images and words of each feature", intro=intro)
-            written.append(picture)
-            _write_figure(picture, multimodal.report.picture(columns))
-    return written
-
-
-def _write_figure(path: Path, picture: bytes) -> None:
-    """A PNG in a palette of 256 colours, a third of the size: results are kept in a repository."""
-    with Image.open(io.BytesIO(picture)) as opened, files.atomic(path) as temporary:
-        temporary.write_bytes(figures.png(opened.convert("RGB"), palette=True))
-
-
-def _seeds_kept(name: str, experiment: Experiment, results: Path) -> dict[str, list[str]]:
-    """The first two runs of each method of which features were kept, where there are two."""
-    found: dict[str, list[str]] = {}
-    for run_name in _results(name, experiment, results):
-        if _kept_path(name, run_name, results).exists():
-            found.setdefault(method_of(run_name), []).append(run_name)
-    return {method: kept[:2] for method, kept in found.items() if len(kept) > 1}
-
-
-def _kept_path(name: str, run_name: str, results: Path) -> Path:
-    return results / "features" / f"{name}-{run_name}-test.npz"
-
-
-def _kept_columns(
-    name: str, experiment: Experiment, chosen: Sequence[str], results: Path, data_root: Path
-) -> Iterator[Column]:
-    """What can be shown of runs of which only the test features are left; those stand for the training features too."""
-    lines = _results(name, experiment, results)
-    for run_name in chosen:
-        line, path = lines.get(run_name), _kept_path(name, run_name, results)
-        if line is None or not path.exists():
-            engine.say(f"{run_name} is not drawn: {'it is not run' if line is None else f'there is no {path}'}")
-            continue
-        run, kept = replace(experiment.runs[run_name], data_root=data_root), kept_features.load(path)
-        data, about = run.load("test"), run.to_json()
-        fit = kept.z.shape[0] == len(data)
-        if kept.labels is not None and data.labels is not None:
-            fit = fit and np.array_equal(kept.labels, data.labels.numpy())
-        if not fit:
-            raise BadInput(
-                f"{path} holds features of {kept.z.shape[0]} images, and those of {data.name} in {data_root} are "
-                f"{len(data)} others: name the data that the run was tested on with --data-root"
-            )
-        made = Features(np.zeros((len(data), 0), np.float32), kept.z, kept.labels, data.ids)
-        yield Column(
-            title=line["method"],
-            subtitle=f"{about['data']}, map {about['map']}",
-            train=made,
-            test=made,
-            metrics={},
-            images=data.images,
-            classes=data.classes,
-            skipped=[],
-            log=[],
-        )
