@@ -33,6 +33,7 @@ TINY = replace(
     batch_size=128,
     epochs=2,
     checkpoint_seconds=0.0,
+    device="cpu",  # the reference; a GPU has tests of its own
 )
 
 

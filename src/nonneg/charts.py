@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from nonneg.canvas import (
@@ -60,6 +61,14 @@ def _legend(axes: Axes) -> None:
     axes.legend(fontsize=7, frameon=False, labelcolor=INK, loc="lower right")
 
 
+def _legend_below(figure: Figure, lines: Mapping[str, tuple[Any, str, float]], *, columns: int) -> None:
+    """One legend for all panels, below them: text -> line style, colour, width."""
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
+    handles = [Line2D([], [], linestyle=s, color=colour, linewidth=w) for s, colour, w in lines.values()]
+    figure.legend(handles, list(lines), loc="outside lower center", ncols=columns, fontsize=7, frameon=False,
+                  labelcolor=INK, handlelength=3.6)  # fmt: skip
+
+
 def _title(axes: Axes, text: str) -> None:
     axes.set_title(text, fontsize=9.5, color=INK, loc="left", fontweight="bold")
 
@@ -99,39 +108,42 @@ def precision_by_bytes(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, A
         axes.set_xlabel("bytes per vector")
         axes.set_ylabel("precision@10, test set, %")
         _title(axes, NAMES.get(name, name))
-        _legend(axes)
+    _legend_below(figure, {text: (line, colour, width) for _, _, text, colour, line, width in RIVALS}, columns=4)
     return png_bytes(figure)
 
 
 SHADES = {"features": CL, "pca": NONNEG_RUNS[1], "projection": MUTED}
 DASHES = {"float32": "-", "8 bits": "--", "4 bits": "-.", "1 bit": ":"}
 WAYS = {  # (by, ReLU in ranking, ReLU in features) -> text, line
-    ("activation", True, True): ("ReLU in ranking and features", "-"),
-    ("activation", False, False): ("no ReLU", "--"),
-    ("activation", True, False): ("ReLU in the ranking", ":"),
-    ("activation", False, True): ("ReLU in the features", (0, (1, 3))),
-    ("random", False, True): ("random order, ReLU", "-."),
-    ("random", False, False): ("random order, no ReLU", (0, (6, 2, 1, 2, 1, 2))),
+    ("activation", True, True): ("most used first, ReLU in ranking and features", "-"),
+    ("activation", False, False): ("most used first, no ReLU", (0, (6, 2))),
+    ("activation", True, False): ("most used first, ReLU in the ranking", (0, (3, 1.5))),
+    ("activation", False, True): ("most used first, ReLU in the features", (0, (6, 2, 1, 2))),
+    ("random", False, True): ("random order, ReLU in the features", (0, (1, 1.2))),
+    ("random", False, False): ("random order, no ReLU", (0, (1, 3))),
 }
+OWN = {"CL": ("activation", False, False), "NCL": ("activation", True, True)}  # the features as they are
 
 
 def kept_features(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> bytes:
     """Linear probe, transfer and precision over the number of kept features, one row of panels a data set."""
     texts = {"probe": "linear probe of z, %", "transfer": "probe on the other CIFAR, %", "precision": "precision@10, %"}
-    figure, grid = _panels(len(texts), len(panels), width=400, height=320)
+    figure, grid = _panels(len(texts), len(panels), width=400, height=330)
     for line_of_axes, (name, runs) in zip(grid, panels.items(), strict=True):
         for axes, (key, text) in zip(line_of_axes, texts.items(), strict=True):
             for run, rows in runs.items():
-                for way, (label, dash) in WAYS.items():
+                for way, (_, dash) in WAYS.items():
                     mine = [r for r in rows if (r["by"], r["relu_in_ranking"], r["relu_in_features"]) == way]
-                    if mine:
-                        x, y = [r["kept"] for r in mine], [100 * r[key] for r in mine]
-                        colour, label = NCL if run == "NCL" else CL, f"{run}, {label}"
-                        axes.plot(x, y, linestyle=dash, color=colour, linewidth=1.4, label=label)
+                    x, y = [r["kept"] for r in mine], [100 * r[key] for r in mine]
+                    width, colour = 2.6 if way == OWN[run] else 1.0, NCL if run == "NCL" else CL
+                    axes.plot(x, y, linestyle=dash, color=colour, linewidth=width)
             axes.set_xlabel("features kept")
             axes.set_ylabel(text)
             _title(axes, NAMES.get(name, name))
-        _legend(line_of_axes[0])
+    runs = {
+        f"{run}, its own features (thick)": (WAYS[way][1], NCL if run == "NCL" else CL, 2.6) for run, way in OWN.items()
+    }
+    _legend_below(figure, runs | {text: (dash, INK, 1.0) for text, dash in WAYS.values()}, columns=4)
     return png_bytes(figure)
 
 

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from nonneg import charts, figures, maps, metrics, probes, selection
-from nonneg.analyses import Analysis, Line, Subject, first_seeds
+from nonneg.analyses import Analysis, Line, Subject, each_alone, first_seeds
+from nonneg.experiments import method_of
 from nonneg.features import Features
 from nonneg.progress import track
 
-OTHER = {"cifar10": "cifar100", "cifar100": "cifar10", "wide": "cifar10"}
+OTHER = {"cifar10": "cifar100", "cifar100": "cifar10", "wide": "cifar10", "maps": "cifar100"}
+BRIEF = {"cifar10-50-identity": "CL", "cifar10-50-rep_relu": "NCL"}  # of maps: CIFAR-10 for 50 epochs
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # of the features
 QUARTER = 2  # its place among them
 
@@ -77,13 +79,27 @@ def _probe(train: Features, test: Features, chosen: np.ndarray, subject: Subject
 
 def draw(lines: Mapping[str, Line]) -> bytes | None:
     """Probe, transfer and precision over the number of kept features, a row of panels for each data set."""
-    panels = {of: {run: m["rows"] for run, m in runs.items()} for of, runs in first_seeds(lines).items()}
+    found = first_seeds(lines)
+    brief = {BRIEF[method]: line["measures"] for name, line in lines.items() if (method := _method(name)) in BRIEF}
+    found |= {"CIFAR-10, 50 epochs": brief} if brief else {}
+    panels = {of: {run: m["rows"] for run, m in runs.items()} for of, runs in found.items()}
     return charts.kept_features(panels) if panels else None
 
 
+def _method(line: str) -> str:
+    """METHOD of a line's name, EXPERIMENT-METHOD-sSEED."""
+    return method_of(line.partition("-")[2])
+
+
+def group(names: Sequence[str]) -> dict[str, list[str]]:
+    """Every run is a group of its own; of the maps only the pair on CIFAR-10."""
+    return each_alone([name for name in names if method_of(name) in ("cl", "ncl", *BRIEF)])
+
+
 ANALYSIS = Analysis(
-    of=("cifar10", "cifar100", "wide"),
+    of=("cifar10", "cifar100", "wide", "maps"),
     ask=ask,
+    group=group,
     table={
         "probe_all": ("linear probe of z, all features", 100.0),
         "probe_quarter": ("linear probe of z, a quarter kept by expected activation", 100.0),
