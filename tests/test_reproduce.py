@@ -287,8 +287,13 @@ def test_figures_are_drawn_again_from_kept_features(
     (tmp_path / "results" / "features" / "cifar10-1epochs-cl-s0-test.npz").unlink()
     capsys.readouterr()
     go(tmp_path, cifar, report_only=True)
-    assert "cl-s0 is not drawn: there is no" in capsys.readouterr().err
-    assert sizes(place).keys() == {"cifar10-1epochs.png", "cifar10-1epochs-features.png"}
+    said = capsys.readouterr().err
+    assert "cl-s0 is not drawn: there is no" in said and "are left as they are" in said
+    assert sizes(tmp_path) == sizes(place)  # with CL still in them
+    shutil.rmtree(tmp_path / "results" / "figures")
+    go(tmp_path, cifar, report_only=True)
+    assert sizes(tmp_path).keys() == {"cifar10-1epochs.png", "cifar10-1epochs-features.png"}
+    assert sizes(tmp_path)["cifar10-1epochs.png"][0] < sizes(place)["cifar10-1epochs.png"][0]  # NCL alone
     assert not (tmp_path / "runs").exists()
 
 

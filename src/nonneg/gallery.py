@@ -31,7 +31,7 @@ def draw(
     Runs of several data sets or nets have a figure each, NAME-DATA-NET.png. They are drawn where one is missing or
     older than a run it shows; `anew`, always, and then runs whose folders are gone are drawn from the features that
     were kept of them, if `data_root` has their images, and so are the features that two seeds of a method have in
-    common, NAME-METHOD-seeds.png.
+    common, NAME-METHOD-seeds.png. A picture of more runs than can be drawn is left as it is.
     """
     folders = {n: runs / name / n for n in experiment.show if (runs / name / n / "metrics.json").exists()}
     if any(isinstance(experiment.runs[n], PairRun) for n in experiment.show):
@@ -47,6 +47,10 @@ def draw(
             report.write(columns, page, title=f"{name}{suffix}: what the features look at", intro=intro)
         elif anew and data_root is not None:
             columns = list(_kept_columns(name, experiment, show, results, data_root))
+            trained = [n for n in show if n in ledger.of(name, experiment, results)]
+            if len(columns) < len(trained) and all(path.exists() for path in pictures):
+                engine.say(f"{' and '.join(p.name for p in pictures)} are left as they are, for they may show it")
+                columns = []
         for path, draw in pictures.items() if columns else ():
             written.append(path)
             write(path, draw(columns))
