@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 from PIL import Image
 
-from nonneg import backbones, experiments, files, gallery, kept_features, provenance, reproduce
+from nonneg import backbones, experiments, files, gallery, kept_features, loop, provenance, reproduce, rundir
 from nonneg.errors import BadInput
 from nonneg.experiments import MEASURES, Experiment, cifar10, imagenet100, method_of
 from nonneg.kept_features import pack
@@ -297,6 +298,51 @@ def test_figures_are_drawn_again_from_kept_features(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_figure_of_two_runs_is_not_drawn_over_by_one(
+    pair: tuple[Path, list[Row]], cifar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(pair[0], tmp_path, dirs_exist_ok=True)
+    both = (figure := tmp_path / "results" / "figures" / "cifar10-1epochs.png").read_bytes()
+    shutil.rmtree(tmp_path / "runs" / "cifar10-1epochs" / "ncl-s0")
+    metrics = tmp_path / "runs" / "cifar10-1epochs" / "cl-s0" / "metrics.json"
+    os.utime(metrics, (time.time() + 60, time.time() + 60))
+    go(tmp_path, cifar, only=("cl-s0",))
+    assert figure.read_bytes() == both
+    assert "are left as they are: ncl-s0, which they may show, cannot be drawn" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_passed_over_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert loop.as_begun(tmp_path) == {"resume": False}
+    files.write_json(tmp_path / "run.json", {})
+    assert loop.as_begun(tmp_path) == {"resume": True}  # killed before its first checkpoint
+    for step in (3, 5):
+        rundir.save_checkpoint(tmp_path, {"x": torch.full((50,), float(step))}, step)
+    assert loop.as_begun(tmp_path) == {"resume": True} and not capsys.readouterr().err
+    newest, older = tmp_path / rundir.CHECKPOINT, tmp_path / rundir.PREVIOUS
+    newest.write_bytes(newest.read_bytes()[:100])
+    assert loop.as_begun(tmp_path) == {"resume": True, "previous": True}
+    assert "is damaged: going on from the one before it, of step 3" in " ".join(capsys.readouterr().err.split())
+    older.write_bytes(b"cut")
+    with pytest.raises(
+        BadInput, match=r"checkpoint.safetensors is damaged.* remove .* and give the same command again"
+    ):
+        loop.as_begun(tmp_path)
+
+
+def test_what_cannot_be_used_is_said_before_anything_is_trained(
+    cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reproduce, "_run_one", lambda *_: pytest.fail("trained"))
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(BadInput, match=r"--results .*file.* cannot be a folder"):
+            go(tmp_path, cifar, results=place)
+    with pytest.raises(BadInput, match="unknown device 'gpu'"):
+        go(tmp_path, cifar, device="gpu")
+    assert len(reproduce._chosen(experiments.find("cifar10"), (), 5)) == 6
+    assert "--seeds is 5, and 3 are declared" in capsys.readouterr().err
+
+
 def test_runs_of_different_data_or_nets_have_a_figure_each() -> None:
     shown = experiments.find("spectral").side_by_side()
     assert {ends: [name.removesuffix("-s0") for name in names] for ends, names in shown.items()} == {
@@ -557,9 +603,21 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path: Path) -> None:
         reproduce.reproduce("cifar10", results=tmp_path, epochs=0)
     with pytest.raises(BadInput, match="--classes chooses among the folders of imagenet100"):
         reproduce.reproduce("cifar10", results=tmp_path, classes=tmp_path / "c.txt")
-    (tmp_path / "cifar10.jsonl").write_text('{"name": "cl-s0", "measures": {}}\n{"name": "ncl')
-    with pytest.raises(BadInput, match="line 2 is not a result"):
+    whole = '{"name": "cl-s0", "measures": {}}'
+    for bad in (
+        '{"name": "ncl',
+        '{"name": "a", "measures": {"probe_h": NaN}}',
+        '{"name": "a", "measures": {"x": "y"}}',
+    ):
+        (tmp_path / "cifar10.jsonl").write_text(f"{whole}\n{bad}\n")
+        with pytest.raises(BadInput, match="line 2 is not a result"):
+            reproduce.reproduce("cifar10", results=tmp_path, report_only=True)
+    (tmp_path / "cifar10.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadInput, match=r"cifar10.jsonl cannot be read as lines of text"):
         reproduce.reproduce("cifar10", results=tmp_path, report_only=True)
+    (tmp_path / "cifar100.jsonl").mkdir()
+    with pytest.raises(BadInput, match=r"cifar100.jsonl cannot be read as lines of text"):
+        reproduce.reproduce("cifar100", results=tmp_path, report_only=True)
 
 
 def test_the_commit_is_unknown_outside_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -736,7 +794,11 @@ def test_stray_files_and_classes_without_test_images(
 ) -> None:
     shutil.copytree(photos, tmp_path / "photos")
     work, prepare = tmp_path / "data", partial(imagenet100.prepare, tmp_path / "photos", tmp_path / "data", None)
+    (tmp_path / "photos" / "train" / "n00000009").mkdir()
+    (tmp_path / "photos" / "train" / "n00000009" / ".DS_Store").write_bytes(b"x")  # no class, for it has no picture
     assert prepare().more == ("ood_corruption", "ood_sketch")
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 of 3 classes are not in" in said and "imagenet-sketch, first n00000002: not measured there" in said
     for place in (work, work / "clean" / "train", work / "ood_sketch", work / "ood_sketch" / "000" / "test"):
         (place / ".DS_Store").write_bytes(b"x")
     link = work / "clean" / "train" / "n00000001"
@@ -748,6 +810,12 @@ def test_stray_files_and_classes_without_test_images(
     assert prepare().classes == [f"n0000000{c}" for c in range(3)]
     said = " ".join(capsys.readouterr().err.split())
     assert "1 of 3 classes are not in" in said and "first n00000001: nothing is tested of them" in said
+    (tmp_path / "photos" / "stylized" / "n1").mkdir(parents=True)
+    shutil.rmtree(tmp_path / "photos" / "C" / "fog" / "1" / "n00000000")
+    assert prepare().more == ("ood_corruption",)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "stylized holds no folder named as one of the 3 classes: it is not measured" in said
+    assert "C/fog/1, first n00000000: not measured there" in said
     shutil.rmtree(tmp_path / "photos" / "val")
     (tmp_path / "photos" / "val").mkdir()
     with pytest.raises(BadInput, match=r"3 of 3 classes are not in .*one folder a class"):
@@ -756,7 +824,7 @@ def test_stray_files_and_classes_without_test_images(
 
 def test_a_file_of_classes_restricts_every_set(photos: Path, tmp_path: Path) -> None:
     chosen = tmp_path / "classes.txt"
-    chosen.write_text("# two of them\nn00000002 tench, Tinca tinca\n\nn00000000\n")
+    chosen.write_bytes(b"\xef\xbb\xbfn00000002 tench, Tinca tinca\r\n\r\n# two of them\r\nn00000000\r\n")
     root = imagenet100.prepare(photos, tmp_path / "data", chosen).root
     run = replace(imagenet100.RUNS["cl-s0"], data_root=root, image_size=16)
     for split, count in (("train", 24), ("test", 8)):

@@ -108,6 +108,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         "backbones",
         "charts",
         "data",
+        "engine",
         "evaluate",
         "finetune",
         "losses",

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+MOST_SHOWN = 60  # options that are listed where there are more
+
 
 class BadInput(ValueError):
     """What was given cannot be used; the message says what was wrong, where, and what to do."""
@@ -13,4 +15,5 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> BadInput:
     options = sorted(options)
     near = difflib.get_close_matches(name, options, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return BadInput(f"unknown {kind} {name!r}: {hint}(one of {', '.join(options)})")
+    shown = options if len(options) <= MOST_SHOWN else [*options[:MOST_SHOWN], f"{len(options) - MOST_SHOWN} more"]
+    return BadInput(f"unknown {kind} {name!r}: {hint}(one of {', '.join(shown)})")

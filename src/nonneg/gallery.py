@@ -38,7 +38,8 @@ def draw(
         return _write_pair_figures(name, experiment, results, folders, data_root, anew)
     place, written = results / "figures", []
     for suffix, show in experiment.side_by_side().items():
-        page, mine, columns = runs / name / f"report{suffix}.html", {n: folders[n] for n in show if n in folders}, []
+        page, mine = runs / name / f"report{suffix}.html", {n: folders[n] for n in show if n in folders}
+        columns, gone = [], [n for n in show if n in ledger.of(name, experiment, results) and n not in mine]
         pictures = {place / f"{name}{suffix}.png": partial(figures.hero, rows=6, thumb=26)}
         pictures |= {place / f"{name}{suffix}-features.png": figures.overview}
         if mine and (anew or _stale((page, *pictures), mine)):
@@ -46,11 +47,12 @@ def draw(
             intro = f"nonneg reproduce {name}: {', '.join(c.title for c in columns)}, from the same seed."
             report.write(columns, page, title=f"{name}{suffix}: what the features look at", intro=intro)
         elif anew and data_root is not None:
+            gone = [n for n in gone if not _kept_path(name, n, results).exists()]
             columns = list(_kept_columns(name, experiment, show, results, data_root))
-            trained = [n for n in show if n in ledger.of(name, experiment, results)]
-            if len(columns) < len(trained) and all(path.exists() for path in pictures):
-                engine.say(f"{' and '.join(p.name for p in pictures)} are left as they are, for they may show it")
-                columns = []
+        if columns and gone and all(path.exists() for path in pictures):
+            files_left = " and ".join(path.name for path in pictures)
+            engine.say(f"{files_left} are left as they are: {' and '.join(gone)}, which they may show, cannot be drawn")
+            columns = []
         for path, draw in pictures.items() if columns else ():
             written.append(path)
             write(path, draw(columns))

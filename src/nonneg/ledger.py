@@ -20,15 +20,24 @@ def of(name: str, experiment: Experiment, results: Path) -> dict[str, dict[str, 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
     """The lines of a file by their names; none where there is no file."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read as lines of text ({error}); mend or remove it") from None
     out = {}
     for i, line in enumerate(text.splitlines()):
         try:
-            value = json.loads(line)
+            value = json.loads(line, parse_constant=_no_number)
             out[value["name"]] = {**value, "measures": dict(value["measures"])}
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+            if any(isinstance(v, str) for v in value["measures"].values()):
+                raise ValueError("a text where a number belongs")
+        except (KeyError, TypeError, ValueError):
             raise BadInput(f"{path}: line {i + 1} is not a result; mend or remove that line") from None
     return out
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is not a number")
 
 
 def put(path: Path, line: dict[str, Any]) -> None:

@@ -203,6 +203,19 @@ class Keep:
     overwrite: bool = False
 
 
+def as_begun(folder: Path) -> dict[str, bool]:
+    """How to go on in this folder, as `resume` and `previous` of `Keep`: from the newest checkpoint that is intact."""
+    newest = folder / rundir.CHECKPOINT
+    if not newest.exists() or rundir.checkpoint_step(folder) is not None:
+        return {"resume": (folder / "run.json").exists()}
+    if (at := rundir.checkpoint_step(folder, previous=True)) is None:
+        raise BadInput(
+            f"{newest} is damaged, and there is no older one; remove {folder} and give the same command again"
+        )
+    engine.say(f"{newest} is damaged: going on from the one before it, of step {at}")
+    return {"resume": True, "previous": True}
+
+
 def nothing(epoch: int) -> dict[str, Any]:  # noqa: ARG001 (the signature of what is measured after an epoch)
     """Measure nothing after an epoch."""
     return {}

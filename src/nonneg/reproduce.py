@@ -24,6 +24,7 @@ from nonneg import (
     gallery,
     kept_features,
     ledger,
+    loop,
     metrics,
     multimodal,
     provenance,
@@ -41,6 +42,7 @@ from nonneg.multimodal import PairRun
 from nonneg.run import ClassifierRun, Run
 from nonneg.train import describe, train
 
+AGAIN = "remove {} and give the same command again"
 NOT_RUN, NOT_REACHED = "not run", "not reached"  # the second where a run, or one of its seeds, has no such epoch
 
 
@@ -102,6 +104,9 @@ def reproduce(
     if name not in experiments.names():
         raise unknown("experiment", name, [*experiments.names(), *analyses.names()])
     experiment = experiments.find(name)
+    if not report_only:
+        Run(device=device).torch_device()  # what is wrong is said before a run is trained
+        _writable(results)
     name = kept_as(name, epochs=epochs, batch_size=batch_size)
     experiment = experiment if epochs is None else _shortened(experiment, epochs)
     experiment = experiment if batch_size is None else _in_batches(experiment, batch_size)
@@ -315,12 +320,23 @@ def _chosen(experiment: Experiment, only: Sequence[str], seeds: int | None) -> l
             raise unknown("run", wanted, {*experiment.runs, *experiment.methods})
     if seeds is not None and seeds < 1:
         raise BadInput(f"--seeds is {seeds}: give at least 1")
+    declared = 1 + max(run.seed for run in experiment.runs.values())
+    if seeds is not None and seeds > declared:
+        engine.say(f"--seeds is {seeds}, and {declared} are declared: seeds 0 to {declared - 1} are taken")
     seeds = experiment.seeds if seeds is None else seeds
     return [
         name
         for name, run in experiment.runs.items()
         if (not only or any(begins(name, wanted) for wanted in only)) and (seeds is None or run.seed < seeds)
     ]
+
+
+def _writable(results: Path) -> None:
+    """Refuse a place where no results can be put."""
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--results {results} cannot be a folder ({error.strerror}); name another") from None
 
 
 def _shortened(experiment: Experiment, epochs: int) -> Experiment:
@@ -395,7 +411,8 @@ def _run_one(
     data = run.load("train"), run.load("test")
     model = _trained(run, folder, data[0], f"training {run_name}")
     line = ledger.read(results / f"{name}.jsonl").get(run_name)
-    before = line if line and _same_run(line, run) else {"measures": {}, "evaluate_seconds": 0.0, "kept": []}
+    nothing = {"measures": {}, "evaluate_seconds": 0.0, "kept": []}
+    before = nothing | line if line and _same_run(line, run) else nothing
     began, kept = time.monotonic() - before["evaluate_seconds"], before["kept"]
     if "sparsity" in _missing(before["measures"], run_name, experiment, found):
         half = {k: v.bfloat16() if v.numel() > 10_000 else v for k, v in model.state_dict().items()}
@@ -411,7 +428,7 @@ def _run_one(
 
 def _same_run(line: dict[str, Any], run: Run) -> bool:
     """Whether a result's line is of a run with these settings; one that it does not name is the default."""
-    now, then = run.to_json(), {**Run().to_json(), **line["run"]}
+    now, then = run.to_json(), {**Run().to_json(), **line.get("run", {})}
     return all(then[k] == v for k, v in now.items() if k not in rundir.FREE)
 
 
@@ -496,7 +513,9 @@ def _line(
     data: tuple[Dataset, Dataset],
 ) -> dict[str, Any]:
     """What a result's line holds of any run: the measures, and all that one needs to know of where they come from."""
-    last = rundir.read_log(folder)[-1]
+    if not (log := rundir.read_log(folder)):
+        raise BadInput(f"{folder / 'log.jsonl'} names no epoch; {AGAIN.format(folder)}")
+    last = log[-1]
     return {
         "experiment": name,
         "name": run_name,
@@ -520,7 +539,7 @@ def _trained(run: Run, folder: Path, data: Dataset, label: str) -> Encoder:
     if (folder / "model.safetensors").exists():
         rundir.check_same(describe(run, data), folder, defaults=Run().to_json())
     else:
-        train(run, folder, data=data, resume=(folder / "run.json").exists(), label=label)
+        train(run, folder, data=data, **loop.as_begun(folder), label=label)
     return encoder.load(folder)  # always from the file: what is measured is what anyone can load
 
 

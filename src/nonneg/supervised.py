@@ -210,7 +210,7 @@ def trained(run: ClassifierRun, folder: Path, data: tuple[Dataset, Dataset], lab
         train, _ = split(run, *data)
         rundir.check_same(describe(_settled(run), train), folder, defaults=ClassifierRun().to_json())
     else:
-        train_classifier(run, folder, data=data, resume=(folder / "run.json").exists(), label=label)
+        train_classifier(run, folder, data=data, **loop.as_begun(folder), label=label)
     return classifier.load(folder)  # always from the file: what is measured is what anyone can load
 
 

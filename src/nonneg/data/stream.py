@@ -249,7 +249,7 @@ class Decoders:
         except ConnectionError:
             raise BadInput(
                 "a process that decodes images has ended, killed for want of memory perhaps; "
-                "set the environment variable NONNEG_WORKERS to a smaller number and continue with --resume"
+                "set the environment variable NONNEG_WORKERS to a smaller number and continue the run"
             ) from None
         finally:
             self.free.put(worker)

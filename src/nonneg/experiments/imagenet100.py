@@ -16,11 +16,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from nonneg import backbones, data, finetune, maps, optim
+from nonneg import backbones, data, engine, finetune, maps, optim
+from nonneg.data.folder import is_picture, walk
 from nonneg.errors import BadInput, unknown
 from nonneg.experiments import Experiment, Found, cifar10
 from nonneg.finetune import ProbeRun
-from nonneg.progress import console
 from nonneg.run import CIFAR, Run
 
 NCL = replace(
@@ -68,18 +68,20 @@ def prepare(data_root: Path | None, work: Path, classes: Path | None) -> Found:
         raise BadInput(f"imagenet100: {data_root} must hold train/ and val/, each with one folder a class")
     source = {"train": found["train"], "test": found.get("val") or found["test"]}
     folders = (p for p in source["train"].iterdir() if p.is_dir() and not p.name.startswith("."))
-    present = sorted(p.name for p in folders if any(p.iterdir()))
+    present = sorted(p.name for p in folders if any(is_picture(file) for file in walk(p)))
     chosen = _read_classes(classes, present) if classes else present
     if absent := [name for name in chosen if not (source["test"] / name).is_dir()]:
         said = f"{len(absent)} of {len(chosen)} classes are not in {source['test']}, first {absent[0]}"
         if len(absent) == len(chosen):
             raise BadInput(f"imagenet100: {said}; it must hold one folder a class, named as in {source['train']}")
-        console.print(f"{said}: nothing is tested of them", highlight=False, markup=False, soft_wrap=True)
+        engine.say(f"{said}: nothing is tested of them")
     for split in SPLITS:
         _link_classes(source[split], work / "clean" / split, chosen)
     for measure, called in SHIFTS.items():
         shifted = next((found[name] for name in called if name in found), None)
         groups = _groups(shifted, set(chosen)) if shifted else []
+        if shifted:
+            _say_what_is_missing(shifted, groups, chosen)
         places = {work / measure / f"{i:03}": group for i, group in enumerate(groups)}
         for place, group in places.items():
             _link_classes(source["train"], place / "train", chosen)  # so that both number the classes alike
@@ -88,6 +90,19 @@ def prepare(data_root: Path | None, work: Path, classes: Path | None) -> Found:
             _clear(place)
     root = work / "clean"
     return Found(root, chosen, tuple(measure for measure in SHIFTS if _linked(root, measure)))
+
+
+def _say_what_is_missing(shifted: Path, groups: list[Path], classes: list[str]) -> None:
+    """One line on a shifted set that is not measured, or not on all classes."""
+    if not groups:
+        engine.say(f"{shifted} holds no folder named as one of the {len(classes)} classes: it is not measured")
+    missing = {group: [name for name in classes if not (group / name).is_dir()] for group in groups}
+    if short := {group: names for group, names in missing.items() if names}:
+        group, names = next(iter(short.items()))
+        more = f", and {len(short) - 1} more folders lack some" if len(short) > 1 else ""
+        engine.say(
+            f"{len(names)} of {len(classes)} classes are not in {group}, first {names[0]}{more}: not measured there"
+        )
 
 
 def shifts(probed: Mapping[str, ProbeRun], run: Run) -> dict[str, float]:
@@ -121,7 +136,7 @@ def _below(root: Path) -> dict[str, Path]:
 def _read_classes(path: Path, present: list[str]) -> list[str]:
     """The folders that a text file names, one a line: the folder's name, or its first word (n01440764 tench)."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"--classes {path}: cannot be read as text ({error})") from None
     chosen = []

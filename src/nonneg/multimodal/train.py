@@ -75,7 +75,7 @@ def trained(run: PairRun, folder: Path, data: Pairs, label: str) -> PairEncoder:
     if (folder / "model.safetensors").exists():
         rundir.check_same(describe(run, data, 0), folder, defaults=PairRun().to_json())
     else:
-        train_pairs(run, folder, data=data, resume=(folder / "run.json").exists(), label=label)
+        train_pairs(run, folder, data=data, **loop.as_begun(folder), label=label)
     return encoder.load(folder)  # always from the file: what is measured is what anyone can load
 
 
