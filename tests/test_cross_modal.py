@@ -204,6 +204,14 @@ def test_a_words_score_is_the_mean_over_the_texts_that_hold_it(seed: int, least:
             assert scores[d] == pytest.approx(sum(held) / len(held))
 
 
+def test_a_word_may_count_by_the_images_that_it_was_given_to() -> None:
+    z, texts = np.eye(3), [["red"], ["green"], ["blue"]]
+    assert metrics.word_scores(z, texts, least=3).words == []
+    got = metrics.word_scores(z, texts, least=3, times=[3, 2, 5])
+    assert got.words == ["blue", "red"] and got.counts.tolist() == [1, 1]
+    assert got.top(0, 3) == [("red", 1.0)] and got.top(1, 3) == []
+
+
 def test_the_top_words_of_a_feature() -> None:
     z = np.array([[1.0, 0], [1, 0], [0, 1], [3, 4]])
     got = metrics.word_scores(z, [["cat"], ["cat", "cat"], ["dog"], ["dog", "cat"]], least=2)

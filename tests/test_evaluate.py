@@ -121,6 +121,10 @@ def test_retrieval_entries_match_scikit_learn_and_leave_out_a_class_of_one() -> 
     assert found["precision@5"]["left_out"] == 1 and found["precision@5"]["queries"] == 59
     assert found["precision@5"]["each"]["features"] == [1, 2, 4, 8, 16]
     assert found["precision@5"]["each"]["precision"][-1] == pytest.approx(found["precision@5"]["value"], abs=1e-6)
+    most = np.argsort(-evaluate.metrics.expected_activation(train.z), kind="stable")
+    for size, got in zip((1, 2, 4, 8, 16), found["precision@5"]["each"]["precision"], strict=True):
+        part = evaluate.metrics.retrieval(test.z[:, most[:size]], test.labels, k=5)["precision"]
+        assert got == pytest.approx(part, abs=1e-6)
     pairs = [np.mean(np.delete(test.labels, i) == test.labels[i]) for i in range(1, 60)]
     assert found["precision_chance"]["value"] == pytest.approx(np.mean(pairs))
     assert {"map@5", "map@5_hits", "map@5_relevant"} <= found.keys()
@@ -210,6 +214,14 @@ def test_selection_entries_are_retrieval_and_probes_of_what_is_kept(signed: bool
     assert found["kept_probe"]["value"] == want and found["kept_probe"]["kept"] == 4
     near = evaluate.metrics.retrieval(kept[1], test.labels, k=5, queries=asked)["precision"]
     assert found["kept_precision"]["value"] == pytest.approx(near, abs=1e-6)
+    both = [(r, p["precision"]) for r, p in zip(rows, found["kept_precision"]["each"], strict=True)]
+    for row, precision in ((r, p) for r, p in both if r["by"] == "activation"):
+        order = selection.rank(train.z, relu=row["relu_in_ranking"])[: row["kept"]]
+        of = [f.z.maximum(0).tocsr() if row["relu_in_features"] else f.z for f in (train, test)]
+        of = [selection.keep_features(z, np.sort(order)) for z in of]
+        near = evaluate.metrics.retrieval(of[1], test.labels, k=5, queries=asked)["precision"]
+        assert precision == pytest.approx(near, abs=1e-6)
+        assert row["probe"] == probes.linear_probe(of[0], train.labels, of[1], test.labels).accuracy
     assert charts.PLOTS["bytes"](found, "#000000") is not None
 
 
@@ -303,7 +315,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory, digits: dict[str, Dataset
     """Test images of three classes as a labelled folder."""
     root, test = tmp_path_factory.mktemp("ood"), digits["test"]
     for i, y in enumerate(test.labels.tolist()):
-        if y < 3:
+        if y in (2, 5, 7):  # numbered 0, 1, 2 in the folder
             (root / str(y)).mkdir(exist_ok=True)
             Image.fromarray(test.images[i, 0].numpy()).save(root / str(y) / f"{i}.png")
     return root
@@ -318,7 +330,7 @@ def test_a_folder_of_the_test_images_is_told_like_the_test_images(
         f"same={pictures}", data.folder, digits["train"].classes, channels=1, image_size=16
     )  # fmt: skip
     found = on_images.out_of_distribution(load(runs / "a"), probe, place, device="cpu")
-    chosen = np.flatnonzero(f["test"].labels < 3)
+    chosen = np.flatnonzero(np.isin(f["test"].labels, (2, 5, 7)))
     right = probe.right(torch.as_tensor(f["test"].h[chosen]), torch.as_tensor(f["test"].labels[chosen])).item()
     assert found["ood_same"] | {"images": len(chosen), "classes": 3} == found["ood_same"]
     assert found["ood_same"]["value"] == pytest.approx(right / len(chosen))
@@ -327,10 +339,10 @@ def test_a_folder_of_the_test_images_is_told_like_the_test_images(
 def test_class_names_that_do_not_match_are_listed_from_both_sides(tmp_path: Path, pictures: Path) -> None:
     shutil.copytree(pictures, tmp_path / "other")
     (tmp_path / "other" / "2").rename(tmp_path / "other" / "two")
-    with pytest.raises(BadInput, match=r"only in .*other: two; only in the run: 2, 7; rename"):
-        on_images.elsewhere(f"x={tmp_path / 'other'}", data.folder, ["0", "1", "2", "7"], channels=1, image_size=16)
+    with pytest.raises(BadInput, match=r"only in .*other: two; only in the run: 2, 9; rename"):
+        on_images.elsewhere(f"x={tmp_path / 'other'}", data.folder, ["2", "5", "7", "9"], channels=1, image_size=16)
     with pytest.raises(BadInput, match="has no labels; give it one sub-folder a class"):
-        on_images.elsewhere(f"x={pictures / '0'}", data.folder, ["0"], channels=1, image_size=16)
+        on_images.elsewhere(f"x={pictures / '5'}", data.folder, ["0"], channels=1, image_size=16)
     for text in ("sketch", "=here", "x=", "a/b=c"):
         with pytest.raises(BadInput, match="write NAME=FOLDER"):
             on_images.elsewhere(text, data.folder, ["0"], channels=1, image_size=16)
@@ -586,12 +598,33 @@ def test_compare_says_what_a_number_was_measured_with(copied: Path, capsys: pyte
     cli.main(["compare", str(a), str(b)])
     text = capsys.readouterr().out
     notes = {line[:3]: line[4:].strip() for line in text.splitlines() if line.startswith("[")}
-    assert sorted(notes.values()) == sorted(["on 30 images (--subset)", f"judged by {b}", f"against {b}"])
+    assert sorted(notes.values()) == sorted(
+        ["on 30 training and 30 test images (--subset)", f"judged by {b}", f"against {b}"]
+    )
     marked = {name: next(line for line in text.splitlines() if f" {name} " in line) for name in
               ("corruption blur", "monosemanticity", "identifiability cosine")}  # fmt: skip
-    wanted = ("on 30 images (--subset)", f"judged by {b}", f"against {b}")
+    wanted = ("on 30 training and 30 test images (--subset)", f"judged by {b}", f"against {b}")
     assert [notes[re.search(r"\[\d\]", line)[0]] for line in marked.values()] == list(wanted)
     assert "[" not in next(line for line in text.splitlines() if "sparsity" in line)
+
+
+def test_compare_says_in_what_runs_were_measured_otherwise(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = [copied / "a", copied / "b"]
+    for place, temperature in zip(places, (0.2, 0.5), strict=True):
+        workflow.evaluate(place)
+        measured = files.read_json(place / "metrics.json")
+        new = {"value": 0.1, "definition": "x", "temperature": temperature, "views": "gentle", "group": "sepin"}
+        files.write_json(place / "metrics.json", {**measured, "sepin@1": new})
+    cli.main(["compare", *map(str, places)])
+    text = capsys.readouterr().out
+    assert "[1] at temperature 0.2" in text and "[2] at temperature 0.5" in text and "views" not in text
+
+
+def test_runs_stand_side_by_side_as_far_as_there_is_room() -> None:
+    cells = {"cl": ["99.3%", "-"], "ncl": ["98.9%", "12"], "third": ["1.0% [1]", "-"]}
+    assert cli._side_by_side(cells, 8 + 8 + 11) == [["cl", "ncl", "third"]]
+    assert cli._side_by_side(cells, 8 + 8 + 10) == [["cl", "ncl"], ["third"]]
+    assert cli._side_by_side(cells, 3) == [["cl"], ["ncl"], ["third"]]
 
 
 def test_a_report_says_how_stable_each_feature_is(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,6 +96,7 @@ def test_one_bit_is_the_sign() -> None:
 def test_values_beyond_the_training_data_are_clipped_and_dead_features_have_a_step() -> None:
     train = np.array([[1.0, 0], [2, 0]])
     quantum = selection.quanta(train)
+    assert (selection.quanta(sparse.csr_array([[1e-50, 2.0], [0, 1]])) > 0).all()  # float32 has no 1e-52
     assert quantum == pytest.approx([2 / 255, 2 / 255])
     cells = selection.to_cells(np.array([[99.0, 1], [2, 0]]), quantum, signed=False)
     assert cells.toarray().tolist() == [[255, 128], [255, 0]]

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,10 @@ from nonneg import augment, backbones, cli, encoder, files, losses, maps, multim
 from nonneg.data import Dataset
 from nonneg.errors import BadInput
 from nonneg.loop import Rows
-from nonneg.multimodal import PAIR_RECIPES, PairRun, texts
+from nonneg.multimodal import PAIR_RECIPES, PairRun, texts, verbs
 from nonneg.multimodal.train import begin, fresh, train_pairs
 from nonneg.pairs import Pairs, paired
+from nonneg.pairs import captions as captions_file
 from nonneg.run import from_json
 from nonneg.steps import LOSS
 from nonneg.steps import paired as paired_step
@@ -307,6 +309,54 @@ def test_from_a_folder_to_a_report(
 
 
 COLOURS = ("red", "green", "blue", "white")
+
+
+def named(path: Path, spell: Callable[[int, str], str]) -> Path:
+    """A captions file of one colour's name for each picture, spelt as `spell(i, name)` says."""
+    with path.open("w", newline="") as f:
+        csv.writer(f).writerows([("id", "caption"), *((f"{i:02}", spell(i, COLOURS[i % 4])) for i in range(40))])
+    return path
+
+
+def test_captions_that_are_read_alike_are_one_text_and_one_word_is_enough(photos: Path, tmp_path: Path) -> None:
+    plain = named(tmp_path / "plain.csv", lambda _, name: name)
+    mixed = named(tmp_path / "mixed.csv", lambda i, name: f" {name.upper()}  " if i % 3 else name)
+    run = replace(
+        PAIR_RECIPES["folder"], data_root=photos, captions=plain, image_size=16, backbone=TINY.backbone,
+        projector=(16, 8), text=TINY.text, batch_size=16, epochs=1, device="cpu",
+    )  # fmt: skip
+    model = train_pairs(run, tmp_path / "run")
+    a, b = (multimodal.extract(model, replace(run, captions=path).load_pairs("train")) for path in (plain, mixed))
+    assert sorted(map(str.lower, map(str.strip, b.texts.ids))) == sorted(a.texts.ids) == sorted(COLOURS)
+    found, other = multimodal.measure(a), multimodal.measure(b)
+    for key in ("image_to_text@1", "text_to_image@1", "text_to_image@5"):
+        assert found[key]["value"] == other[key]["value"] and found[key]["data"] != other[key]["data"]
+    assert a.words().words == sorted(COLOURS)  # of each there is one text, of many pictures
+
+
+def test_compare_measures_again_where_captions_have_changed(photos: Path, tmp_path: Path) -> None:
+    captions = named(tmp_path / "c.csv", lambda _, name: name)
+    run = replace(
+        PAIR_RECIPES["folder"], data_root=photos, captions=captions, image_size=16, backbone=TINY.backbone,
+        projector=(16, 8), text=TINY.text, batch_size=16, epochs=1, device="cpu",
+    )  # fmt: skip
+    train_pairs(run, tmp_path / "run")
+    first = verbs.measures(tmp_path / "run")
+    assert verbs.measures(tmp_path / "run") == first
+    named(captions, lambda i, name: name if i % 2 else "a thing")
+    assert verbs.measures(tmp_path / "run")["image_to_text@1"]["candidates"] != first["image_to_text@1"]["candidates"]
+
+
+def test_one_text_for_all_is_refused(photos: Path, tmp_path: Path) -> None:
+    captions = named(tmp_path / "c.csv", lambda i, _: "Same  text" if i % 2 else "same text")
+    with pytest.raises(BadInput, match="all captions of folder are the same text"):
+        train_pairs(replace(PAIR_RECIPES["folder"], data_root=photos, captions=captions), tmp_path / "run")
+
+
+def test_half_a_character_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text('{"id": "a", "caption": "x"}\n{"id": "b", "caption": "cut \\ud83d"}\n')
+    with pytest.raises(BadInput, match=r"c.jsonl: line 2 holds half of a character"):
+        captions_file.read(tmp_path / "c.jsonl")
 
 
 def test_two_runs_are_compared(

@@ -73,8 +73,8 @@ class NonNegativeClassifier(nn.Module):
         return self.map(x.to(self.weight.dtype))
 
     def votes(self, x: Tensor, of: Tensor) -> Tensor:
-        """N x D, what each feature adds to the logit of class `of` (N): map(x)_j weight_map(W)_{of, j}."""
-        return self._mapped(x) * self.weight_map(self.weight)[self._classes(of, x)]
+        """N x D, what each feature adds to the logit of class `of` (N): map(x)_j weight_map(W)_{of, j}, in float64."""
+        return self._mapped(x).double() * self.weight_map(self.weight)[self._classes(of, x)].double()
 
     def _classes(self, of: Tensor, x: Tensor) -> Tensor:
         last = len(self.weight) - 1
@@ -85,22 +85,22 @@ class NonNegativeClassifier(nn.Module):
 
     @torch.no_grad()
     def explain(self, x: Tensor, k: int = 10, *, of: Tensor | None = None) -> Votes:
-        """The k features that voted most for class `of` of each sample, or for the one that is predicted."""
+        """The k features that voted most for class `of` of each sample, or for the one that is predicted.
+
+        Votes are float64, and the logit is their sum: to float64's rounding, sum(votes) + rest = logit.
+        """
         if not 1 <= k <= self.weight.shape[1]:
             raise BadInput(f"k is {k}: ask for 1 to {self.weight.shape[1]} features")
-        logits = self(x)
-        chosen = logits.argmax(1) if of is None else self._classes(of, x)
+        chosen = self(x).argmax(1) if of is None else self._classes(of, x)
         votes = self.votes(x, chosen)
         features = votes.abs().topk(k).indices
-        others = votes.scatter(1, features, 0.0)
-        return Votes(
-            chosen, logits.gather(1, chosen[:, None])[:, 0], features, votes.gather(1, features), others.sum(1)
-        )
+        named, rest = votes.gather(1, features), votes.scatter(1, features, 0.0).sum(1)
+        return Votes(chosen, named.sum(1) + rest, features, named, rest)
 
     def dead(self) -> Tensor:
         """C x D, the weights that no gradient reaches any more: where the derivative of weight_map is zero."""
-        with torch.enable_grad():
-            w = self.weight.detach().requires_grad_()
+        with torch.inference_mode(False), torch.enable_grad():
+            w = self.weight.detach().clone().requires_grad_()
             (slope,) = torch.autograd.grad(self.weight_map(w).sum(), w)
         return slope == 0
 

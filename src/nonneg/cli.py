@@ -8,7 +8,7 @@ import json
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ stderr. --debug shows a traceback where an error is otherwise one sentence."""
 
 screen = Console()
 WIDEST = 24  # characters of a column
-WITH = {"subset": "on {} images (--subset)", "judge": "judged by {}", "runs": "against {}"}  # parameters to be told
+WITH = {"subset": "on {} (--subset)", "judge": "judged by {}", "runs": "against {}"}  # parameters to be told
+IF_OTHER = {"temperature": "at temperature {}", "views": "views: {}", "images": "on {} images"}  # if runs differ in it
 PLAIN = (
     "sepin",
     "monosemanticity",
@@ -58,6 +59,7 @@ PLAIN = (
     "sap",
     "dci",
     "modality_balance",
+    "pair_agreement",
 )  # measures that are not shares
 
 
@@ -744,13 +746,16 @@ def _without_value(measured: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def _marks(columns: dict[str, dict[str, dict[str, Any]]]) -> dict[tuple[str, str], str]:
-    """(run, measure) -> what it was measured with, where that is more than the run."""
+    """(run, measure) -> what it was measured with, where that is more than the run, or not the same in all runs."""
     found = {}
-    for title, entries in columns.items():
-        for name, e in entries.items():
+    for name in dict.fromkeys(name for entries in columns.values() for name in entries):
+        mine = {title: entries[name] for title, entries in columns.items() if name in entries}
+        differ = [k for k in IF_OTHER if len({str(e[k]) for e in mine.values() if k in e}) > 1]
+        for title, e in mine.items():
             given = {k: ", ".join(v) if isinstance(v, list) else v for k, v in e.items() if k in WITH}
-            if given:
-                found[title, name] = "; ".join(WITH[k].format(v) for k, v in given.items())
+            told = [WITH[k].format(v) for k, v in given.items()] + [IF_OTHER[k].format(e[k]) for k in differ if k in e]
+            if told:
+                found[title, name] = "; ".join(told)
     return found
 
 
@@ -765,21 +770,29 @@ def _print_table(
     `marks` are added to the cells of (run, measure); returned are the measures shown.
     """
     marks = marks or {}
-    names = list(dict.fromkeys([*headline, *more]))
-    room = screen.width - max(map(len, names), default=0) - 4
-    widest = max(min(WIDEST, max(map(len, columns))), 8 + max(map(len, marks.values()), default=0)) + 3
-    runs, at_once = list(columns.items()), max(1, room // widest)
-    for some in (runs[first : first + at_once] for first in range(0, len(runs), at_once)):
-        table = Table("measure", *(Column(title, overflow="fold", max_width=WIDEST) for title, _ in some))
-        for name in names:
-            if any(name in values for _, values in some):
-                cells = (
-                    _show(name, values[name]) + marks.get((title, name), "") if name in values else "-"
-                    for title, values in some
-                )
-                table.add_row(name.replace("_", " "), *cells)
+    names = [n for n in dict.fromkeys([*headline, *more]) if any(n in values for values in columns.values())]
+    cells = {
+        title: [_show(n, values[n]) + marks.get((title, n), "") if n in values else "-" for n in names]
+        for title, values in columns.items()
+    }
+    for some in _side_by_side(cells, screen.width - max(map(len, names), default=0) - 4):
+        table = Table("measure", *(Column(title, overflow="fold", max_width=WIDEST) for title in some))
+        for i, name in enumerate(names):
+            table.add_row(name.replace("_", " "), *(cells[title][i] for title in some))
         screen.print(table)
     return names
+
+
+def _side_by_side(cells: Mapping[str, Sequence[str]], room: int) -> list[list[str]]:
+    """The titles of the columns, as many in each group as `room` characters hold, at least one."""
+    groups, left = [], 0
+    for title, column in cells.items():
+        width = min(WIDEST, max(map(len, (title, *column)))) + 3
+        if not groups or width > left:
+            groups, left = [*groups, []], room
+        groups[-1].append(title)
+        left -= width
+    return groups
 
 
 def _show(name: str, value: Any) -> str:

@@ -66,7 +66,7 @@ def explain(model: Classifier, images: Tensor, labels: Tensor | None, ids: Seque
                 truth=None if labels is None else model.classes[int(labels[i])],
                 probability=float(chances[i, a]),
                 logit=float(found.logits[i]),
-                runner_up_logit=float(logits[i, b]),
+                runner_up_logit=float(against[i].sum() + others[i]),
                 features=found.features[i].tolist(),
                 votes=found.votes[i].tolist(),
                 against=against[i].tolist(),

@@ -113,7 +113,8 @@ def quanta(z_train: Matrix, *, bits: int = 8) -> np.ndarray:
     np.maximum.at(largest, z.indices, np.abs(z.data))
     if not largest.any():
         raise BadInput("every feature is zero on every training sample: there is nothing to keep")
-    return (np.where(largest > 0, largest, largest.max()) / _levels(bits, _signed(z))).astype(np.float32)
+    step = (largest / _levels(bits, _signed(z))).astype(np.float32)  # which may vanish where a value hardly is one
+    return np.where(step > 0, step, max(step.max(), np.finfo(np.float32).tiny))
 
 
 def to_cells(z: Matrix, quantum: np.ndarray, *, signed: bool, bits: int = 8) -> Matrix:

@@ -383,11 +383,12 @@ class _Job:
     ) -> tuple[dict[str, Entry], tuple[str, str] | None]:
         """The same entries, saying so where they are of a subset."""
         found, failed = attempt
-        if self.asked.subset is None:
+        of = [len(self.short(split)) for split in ("train", "test")]
+        if of == [len(self.data[split]) for split in ("train", "test")]:
             return attempt
-        n = self.asked.subset
+        said = f"{of[0]} training and {of[1]} test images"
         return {
-            k: {**e, "definition": f"tried on {n} images (--subset): {e['definition']}", "subset": n}
+            k: {**e, "definition": f"tried on {said} (--subset): {e['definition']}", "subset": said}
             for k, e in found.items()
         }, failed
 

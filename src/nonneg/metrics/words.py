@@ -27,10 +27,13 @@ class Words:
         return [(self.words[i], float(column[i])) for i in order if column[i] != 0]
 
 
-def word_scores(z: Matrix, words: Sequence[Collection[str]], *, least: int = 3) -> Words:
+def word_scores(
+    z: Matrix, words: Sequence[Collection[str]], *, least: int = 3, times: Sequence[int] | np.ndarray | None = None
+) -> Words:
     """score(w, d) = mean of z_td / |z_t| over the texts t that hold the word w, for words of `least` texts or more.
 
-    A word counts once in a text, however often it stands there.
+    A word counts once in a text, however often it stands there. With `times` a text counts so often towards `least`,
+    as often as it was given to an image, say; the mean is over texts all the same.
     """
     if least < 1:
         raise BadInput(f"words are scored from {least} texts on; give 1 or more")
@@ -40,7 +43,10 @@ def word_scores(z: Matrix, words: Sequence[Collection[str]], *, least: int = 3) 
             f"there are {z.shape[0]} rows of features for the words of {len(words)} texts; give one for each"
         )
     counts = Counter(word for text in words for word in set(text))
-    kept = sorted(word for word, n in counts.items() if n >= least)
+    often = Counter()
+    for text, n in zip(words, [1] * len(words) if times is None else times, strict=True):
+        often.update(dict.fromkeys(text, int(n)))
+    kept = sorted(word for word in counts if often[word] >= least)
     place = {word: i for i, word in enumerate(kept)}
     held = [(place[word], t) for t, text in enumerate(words) for word in set(text) if word in place]
     many = np.array([counts[word] for word in kept], dtype=np.int64)

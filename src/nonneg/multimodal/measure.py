@@ -1,6 +1,6 @@
 """Features of images and of their texts, and all we measure of the two together, each number with its definition.
 
-N images, T texts (equal captions are one text), D features.
+N images, T texts (captions that are read alike, whatever their case and spaces, are one text), D features.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from nonneg.pairs import Pairs
 
 KS = (1, 5, 10)
 SHARED = (0.25, 0.75)  # a feature of this modality balance belongs to both kinds
-LEAST = 3  # texts that a word must occur in to be scored
+LEAST = 3  # images whose texts a word must occur in to be scored
 WAYS = {
     "image_to_text": "of the test images, the share with one of their texts among the {k} of largest cosine",
     "text_to_image": "of the distinct test texts, the share with one of their images among the {k} of largest cosine",
@@ -38,10 +38,13 @@ class PairFeatures:
     texts: Features
     pairs: np.ndarray
     cut: int  # texts longer than the encoder reads
+    data: str = ""  # fingerprint of what they were made of
 
     def words(self, *, least: int = LEAST) -> Words:
         """Which words switch each feature on."""
-        return metrics.word_scores(self.texts.z, [tokens.words(text) for text in self.texts.ids], least=least)
+        images = np.bincount(self.pairs[:, 1], minlength=len(self.texts.ids))
+        words = [tokens.words(text) for text in self.texts.ids]
+        return metrics.word_scores(self.texts.z, words, least=least, times=images)
 
     def save(self, folder: Path, name: str) -> list[Path]:
         """NAME-images.npz and NAME-texts.npz, each as `Features.save` writes, and NAME-pairs.npy."""
@@ -59,19 +62,23 @@ def extract(
 ) -> PairFeatures:
     """h and z of every image and of every distinct text, unaugmented, in evaluation mode."""
     model = model.to(device).eval()
+    made_of = data.fingerprint()
     images = features.extract(model.image, data.images, device=device, batch_size=batch_size)
     if len(images.ids) < len(data):  # images on disk that cannot be read any more have no features
         place = {name: i for i, name in enumerate(data.images.ids)}
         data = data.subset([place[name] for name in images.ids])
-    number = {text: i for i, text in enumerate(dict.fromkeys(data.captions))}
-    pairs = np.stack([data.owner.numpy(), np.array([number[text] for text in data.captions])], axis=1)
-    rows, cut = model.text.read(list(number))
+    read = [tokens.normalise(text) for text in data.captions]
+    spelt = dict(zip(reversed(read), reversed(data.captions), strict=True))  # the first spelling of each
+    number = {text: i for i, text in enumerate(dict.fromkeys(read))}
+    texts_read = [spelt[text] for text in number]
+    pairs = np.unique(np.stack([data.owner.numpy(), np.array([number[text] for text in read])], axis=1), axis=0)
+    rows, cut = model.text.read(texts_read)
     parts = [model.text.features(part.to(device)) for part in rows.split(batch_size)]
     h = torch.cat(parts)
     z = torch.cat([model.text.map(model.text.projector(part)) for part in parts])
-    texts = Features(h.float().cpu().numpy(), sp.csr_array(z.float().cpu().numpy()), None, list(number))
+    texts = Features(h.float().cpu().numpy(), sp.csr_array(z.float().cpu().numpy()), None, texts_read)
     features.check_finite(texts, f"the texts of {data.name}")
-    return PairFeatures(images, texts, pairs, cut)
+    return PairFeatures(images, texts, pairs, cut, made_of)
 
 
 def measure(test: PairFeatures, *, eps: float = 1e-5) -> dict[str, Entry]:
@@ -88,6 +95,7 @@ def measure(test: PairFeatures, *, eps: float = 1e-5) -> dict[str, Entry]:
         for k in KS:
             said = definition.format(k=k)
             found[f"{way}@{k}"] = entry(asked[way]["recall"][k], said, chance=asked[way]["chance"][k], k=k, **how)
+            found[f"{way}@{k}"]["data"] = test.data
         found[f"{way}_median_rank"] = entry(
             asked[way]["median_rank"], "rank of the best right answer by cosine, 1 the best, median over queries", **how
         )

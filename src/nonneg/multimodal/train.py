@@ -9,8 +9,9 @@ import torch
 
 from nonneg import engine, loop, rundir, steps
 from nonneg.encoder import Encoder
+from nonneg.errors import BadInput
 from nonneg.loop import Job, Keep, Rows, State
-from nonneg.multimodal import encoder
+from nonneg.multimodal import encoder, tokens
 from nonneg.multimodal.encoder import PairEncoder, TextEncoder
 from nonneg.multimodal.run import PairRun
 from nonneg.pairs import Pairs
@@ -31,6 +32,8 @@ def train_pairs(
     absolute = {name: p.absolute() for name in ("data_root", "captions") if (p := getattr(run, name)) is not None}
     run = replace(run, **absolute)  # run.json must mean the same from any folder
     data, folder, device = data or run.load_pairs("train"), Path(folder), run.torch_device()
+    if len({tokens.normalise(text) for text in data.captions}) < 2:
+        raise BadInput(f"all captions of {data.name} are the same text; images can only be told by two texts or more")
     model = fresh(run, data)
     texts, cut = model.text.read(data.captions)
     if data.skipped:

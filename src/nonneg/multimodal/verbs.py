@@ -21,10 +21,14 @@ def evaluate(folder: Path, data_root: Path | None = None) -> dict[str, Entry]:
 
 
 def measures(folder: Path, data_root: Path | None = None) -> dict[str, Entry]:
-    """What metrics.json says of a run, which is measured first if it was not yet."""
+    """What metrics.json says of a run, which is measured first if it was not yet, or on other images or texts."""
     path = folder / "metrics.json"
     found = files.read_json(path) if path.exists() else {}
-    return found if isinstance(found, dict) and found.keys() >= {"image_to_text@1"} else evaluate(folder, data_root)
+    if isinstance(found, dict) and found.keys() >= {"image_to_text@1"}:
+        run, _ = report.finished(folder, data_root)
+        if found["image_to_text@1"].get("data") == run.load_pairs("test").fingerprint():
+            return found
+    return evaluate(folder, data_root)
 
 
 def write_features(folder: Path, *, data_root: Path | None, out: Path | None) -> dict[str, list[Path]]:

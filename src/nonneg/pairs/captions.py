@@ -80,6 +80,8 @@ def _captions(path: Path, line: int, row: dict[str, Any]) -> Iterator[Caption]:
     for text in texts if isinstance(texts, list) else [texts]:
         if text is not None and not isinstance(text, str):
             raise BadInput(f"{path}: line {line} has the caption {text!r}; give text, or a list of texts")
+        if any("\ud800" <= c <= "\udfff" for c in f"{name}{text or ''}"):
+            raise BadInput(f"{path}: line {line} holds half of a character (such as \\ud83d alone); mend or remove it")
         yield Caption(f"{path.name} line {line}", str(name).strip(), (text or "").strip())
 
 
