@@ -104,9 +104,6 @@ def reproduce(
     if name not in experiments.names():
         raise unknown("experiment", name, [*experiments.names(), *analyses.names()])
     experiment = experiments.find(name)
-    if not report_only:
-        Run(device=device).torch_device()  # what is wrong is said before a run is trained
-        _writable(results)
     name = kept_as(name, epochs=epochs, batch_size=batch_size)
     experiment = experiment if epochs is None else _shortened(experiment, epochs)
     experiment = experiment if batch_size is None else _in_batches(experiment, batch_size)
@@ -117,6 +114,9 @@ def reproduce(
     _check_classes(found, before)
     if not report_only:
         todo = [n for n in chosen if not _done(n, before.get(n), experiment, found, runs / name / n)]
+        if todo:  # what is wrong is said before data are fetched and a run is trained
+            Run(device=device).torch_device()
+            _writable(results)
         found = found if found.root or not todo else prepare()  # which says what is wanted where data must be given
         for i, run_name in enumerate(todo):
             run = replace(experiment.runs[run_name], data_root=found.root, device=device)
