@@ -38,6 +38,7 @@ from nonneg import (
     progress,
     rundir,
     selection,
+    tables,
     workflow,
 )
 from nonneg.data import Dataset
@@ -622,9 +623,9 @@ def test_compare_says_in_what_runs_were_measured_otherwise(copied: Path, capsys:
 
 def test_runs_stand_side_by_side_as_far_as_there_is_room() -> None:
     cells = {"cl": ["99.3%", "-"], "ncl": ["98.9%", "12"], "third": ["1.0% [1]", "-"]}
-    assert cli._side_by_side(cells, 8 + 8 + 11) == [["cl", "ncl", "third"]]
-    assert cli._side_by_side(cells, 8 + 8 + 10) == [["cl", "ncl"], ["third"]]
-    assert cli._side_by_side(cells, 3) == [["cl"], ["ncl"], ["third"]]
+    assert tables._that_fit(cells, 8 + 8 + 11) == [["cl", "ncl", "third"]]
+    assert tables._that_fit(cells, 8 + 8 + 10) == [["cl", "ncl"], ["third"]]
+    assert tables._that_fit(cells, 3) == [["cl"], ["ncl"], ["third"]]
 
 
 def test_a_report_says_how_stable_each_feature_is(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -706,10 +707,10 @@ def test_no_more_images_are_viewed_than_said(
 
 def test_any_number_of_runs_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     columns = {f"run-{i:02d}": {"sparsity": i / 100, "sepin@1": i / 1000} for i in range(13)}
-    cli._print_table(columns, ["sepin@1"])
+    tables.side_by_side(columns, ["sepin@1"])
     text = capsys.readouterr().out
     assert all(f"{i}.0%" in text and f"run-{i:02d}" in text and f"{i / 1000:.3g}" in text for i in range(13))
-    assert cli._show("sepin@all", 0.00091234) == "0.000912" and cli._show("mig", 0.12345) == "0.1235"
+    assert tables.show("sepin@all", 0.00091234) == "0.000912" and tables.show("mig", 0.12345) == "0.1235"
     assert "…" not in text and max(map(len, text.splitlines())) <= 80
 
 

@@ -4,22 +4,20 @@ import contextlib
 import functools
 import inspect
 import io
-import json
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import tyro
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
 import nonneg
-from nonneg import engine, explain, files, multimodal, reproduce, rundir, supervised, workflow
+from nonneg import engine, explain, files, multimodal, reproduce, rundir, supervised, tables, workflow
 from nonneg.errors import BadInput, unknown
 from nonneg.loop import Interrupted
 from nonneg.multimodal import PAIR_RECIPES, PairRun
@@ -46,21 +44,6 @@ usage: nonneg VERB ...
 
 nonneg VERB --help shows every flag with examples. --json prints results for machines, on stdout; progress goes to
 stderr. --debug shows a traceback where an error is otherwise one sentence."""
-
-screen = Console()
-WIDEST = 24  # characters of a column
-WITH = {"subset": "on {} (--subset)", "judge": "judged by {}", "runs": "against {}"}  # parameters to be told
-IF_OTHER = {"temperature": "at temperature {}", "views": "views: {}", "images": "on {} images"}  # if runs differ in it
-PLAIN = (
-    "sepin",
-    "monosemanticity",
-    "identifiability",
-    "mig",
-    "sap",
-    "dci",
-    "modality_balance",
-    "pair_agreement",
-)  # measures that are not shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,10 +135,10 @@ def _train(args: list[str]) -> None:
     train(chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite)
     last = rundir.read_log(folder)[-1]
     if chosen.json:
-        _print_json({"run": str(folder), **last})
+        tables.as_json({"run": str(folder), **last})
     else:
         said = f"trained: {folder} ({last['seconds']:.0f} s). Measure it with: nonneg evaluate {folder}"
-        screen.print(said, soft_wrap=True)
+        tables.screen.print(said, soft_wrap=True)
 
 
 def _train_classifier(args: list[str]) -> None:
@@ -175,12 +158,12 @@ def _train_classifier(args: list[str]) -> None:
     )
     last = rundir.read_log(folder)[-1]
     if chosen.json:
-        _print_json({"run": str(folder), **last})
+        tables.as_json({"run": str(folder), **last})
         return
     where = "held-out" if chosen.run.validation else "test"
     right = f"{last['test_accuracy']:.1%} of the {where} images right"
     said = f"trained: {folder} ({last['seconds']:.0f} s), {right}. See why with: nonneg explain {folder}"
-    screen.print(said, soft_wrap=True)
+    tables.screen.print(said, soft_wrap=True)
 
 
 def _train_pairs(args: list[str]) -> None:
@@ -198,10 +181,10 @@ def _train_pairs(args: list[str]) -> None:
     )
     last = rundir.read_log(folder)[-1]
     if chosen.json:
-        _print_json({"run": str(folder), **last})
+        tables.as_json({"run": str(folder), **last})
     else:
         said = f"trained: {folder} ({last['seconds']:.0f} s). Look at it with: nonneg report {folder}"
-        screen.print(said, soft_wrap=True)
+        tables.screen.print(said, soft_wrap=True)
 
 
 def _data_first(args: list[str], verb: str, recipes: Iterable[str]) -> tuple[str, list[str]]:
@@ -261,7 +244,7 @@ def explain_predictions(
     with files.atomic(path) as temporary:
         temporary.write_bytes(picture)
     if json:
-        _print_json({"picture": str(path), "predictions": [asdict(e) for e in found]})
+        tables.as_json({"picture": str(path), "predictions": [asdict(e) for e in found]})
         return
     for e in found:
         truth = "" if e.truth is None else ", right" if e.truth == e.said else f", but it is {e.truth}"
@@ -271,8 +254,8 @@ def explain_predictions(
             table.add_row(str(j), f"{vote:.3f}", f"{other:.3f}")
         table.add_row("all others", f"{e.rest:.3f}", f"{e.rest_against:.3f}", end_section=True)
         table.add_row("sum (logit)", f"{e.logit:.3f}", f"{e.runner_up_logit:.3f}")
-        screen.print(table)
-    screen.print(f"drawn: {path}", soft_wrap=True)
+        tables.screen.print(table)
+    tables.screen.print(f"drawn: {path}", soft_wrap=True)
 
 
 def demo(
@@ -294,10 +277,10 @@ def demo(
     """
     result = workflow.demo(out, seed=seed, epochs=epochs, overwrite=overwrite)
     if json:
-        _print_json(result)
+        tables.as_json(result)
         return
-    _print_table({"CL": result["cl"], "NCL": result["ncl"], "chance": result["chance"]})
-    screen.print(f"{result['seconds']:.0f} s. Now look: open {out / 'report.html'}", soft_wrap=True)
+    tables.side_by_side({"CL": result["cl"], "NCL": result["ncl"], "chance": result["chance"]})
+    tables.screen.print(f"{result['seconds']:.0f} s. Now look: open {out / 'report.html'}", soft_wrap=True)
 
 
 def evaluate(
@@ -340,7 +323,8 @@ def evaluate(
     if _of_pairs(run):
         if all or only or heavy or subset or judge or against or ood:
             raise BadInput(f"{run} is of images and texts, of which all is measured at once: leave the flags out")
-        _print_measured(run, pair_verbs.evaluate(run, data_root), json)
+        entries = pair_verbs.evaluate(run, data_root)
+        tables.as_json(workflow.values(entries)) if json else tables.measured(run, entries)
         return
     groups = tuple(name.strip() for name in only.split(",") if name.strip())
     if only and not groups:
@@ -352,15 +336,15 @@ def evaluate(
     if json:
         always = dict.fromkeys(workflow.HEADLINE) if not only else {}
         plots = [str(path) for path in found.plots]
-        none = _without_value(found.measured)
+        none = tables.without_value(found.measured)
         said = {"no_value": none, "skipped": found.skipped, "plots": plots}
-        _print_json({**always, **workflow.values(found.measured), **said})
+        tables.as_json({**always, **workflow.values(found.measured), **said})
         return
-    _print_measured(run, found.measured, json)
+    tables.measured(run, found.measured)
     for group, why in found.skipped.items():
-        _say(f"not measured: {group} ({why})")
+        tables.say(f"not measured: {group} ({why})")
     if found.plots:
-        screen.print(f"plots: {run / 'plots'}", soft_wrap=True)
+        tables.screen.print(f"plots: {run / 'plots'}", soft_wrap=True)
 
 
 def features(
@@ -389,14 +373,14 @@ def features(
         if data or image_size:
             raise BadInput(f"{run} is of images and texts: leave --data and --image-size out, for its own pairs")
         for split, paths in pair_verbs.write_features(run, data_root=data_root, out=out).items():
-            screen.print(f"{split}: {', '.join(map(str, paths))}", soft_wrap=True)
+            tables.screen.print(f"{split}: {', '.join(map(str, paths))}", soft_wrap=True)
         return
     written = workflow.write_features(run, data=data, data_root=data_root, image_size=image_size, out=out)
     if json:
-        _print_json(written)
+        tables.as_json(written)
         return
     for split, path in written.items():
-        screen.print(f"{split}: {path}", soft_wrap=True)
+        tables.screen.print(f"{split}: {path}", soft_wrap=True)
 
 
 def select(
@@ -424,7 +408,7 @@ def select(
     """
     result = workflow.select(run, budget=bytes, features=features, top=top, data_root=data_root)
     if json:
-        _print_json(result)
+        tables.as_json(result)
         return
     table = Table("measure", "before", "after", "lost", title=f"{run}: {result['kept']}")
     for name, entry in result.items():
@@ -433,9 +417,9 @@ def select(
             numbers = (before, after, before - after)
             shown = (f"{round(x, 3) + 0.0:.1%}" if isinstance(before, float) else str(x) for x in numbers)  # no -0.0%
             table.add_row(name.replace("_", " "), *shown)
-    screen.print(table)
+    tables.screen.print(table)
     for split, path in result["files"].items():
-        screen.print(f"{split}: {path}", soft_wrap=True)
+        tables.screen.print(f"{split}: {path}", soft_wrap=True)
 
 
 def compare(
@@ -468,24 +452,12 @@ def compare(
     if out is not None:
         verbs.write_report(list(runs), out, overwrite=overwrite, data_root=data_root)
     if json:
-        _print_json({str(run): workflow.values(entries) for run, entries in measured.items()})
+        tables.as_json({str(run): workflow.values(entries) for run, entries in measured.items()})
         return
     short = len({run.name for run in measured}) == len(measured)
     columns = {run.name if short else str(run): entries for run, entries in measured.items()}
     more = (name for entries in measured.values() for name, e in entries.items() if "group" in e)
-    marks = _marks(columns)
-    shown = _print_table(
-        {title: workflow.values(entries) for title, entries in columns.items()},
-        more,
-        headline=verbs.HEADLINE,
-        marks={cell: f" [{list(dict.fromkeys(marks.values())).index(note) + 1}]" for cell, note in marks.items()},
-    )
-    for number, note in enumerate(dict.fromkeys(marks.values()), start=1):
-        _say(f"[{number}] {note}")
-    for title, entries in columns.items():
-        for name, why in _without_value(entries).items():
-            if name in shown:
-                _say(f"no value: {name}, {title} ({why})")
+    tables.compared(columns, more, headline=verbs.HEADLINE)
 
 
 def make_report(
@@ -514,9 +486,9 @@ def make_report(
     verbs = pair_verbs if _of_pairs(*runs) else workflow
     verbs.write_report(list(runs), path, overwrite=overwrite, data_root=data_root)
     if json:
-        _print_json({"report": str(path)})
+        tables.as_json({"report": str(path)})
         return
-    screen.print(f"written: {path}", soft_wrap=True)
+    tables.screen.print(f"written: {path}", soft_wrap=True)
 
 
 def theory(
@@ -551,13 +523,15 @@ def theory(
     study = room.study(None if world is None else room.parse(world), seed=seed)
     room.write_report(study, out)
     if json:
-        _print_json([asdict(row) for row in study.rows])
+        tables.as_json([asdict(row) for row in study.rows])
         return
     table = Table("theorem", "claim", "measured", "holds")
     for row in study.rows:
         table.add_row(row.theorem, row.claim, row.measured, "yes" if row.holds else "NO")
-    screen.print(table)
-    screen.print(f"{sum(row.holds for row in study.rows)} of {len(study.rows)} hold; figures: {out}", soft_wrap=True)
+    tables.screen.print(table)
+    tables.screen.print(
+        f"{sum(row.holds for row in study.rows)} of {len(study.rows)} hold; figures: {out}", soft_wrap=True
+    )
 
 
 def make_reproduction(
@@ -616,12 +590,12 @@ def make_reproduction(
         device=device,
     )
     if json:
-        _print_json(reproduce.rows_json(rows))
+        tables.as_json(reproduce.rows_json(rows))
         return
     table = Table(*reproduce.HEADER, title=reproduce.kept_as(experiment, epochs=epochs, batch_size=batch_size))
     for row in rows:
         table.add_row(*row.cells())
-    screen.print(table)
+    tables.screen.print(table)
 
 
 def _parse(f: Any, args: list[str], prog: str, **more: Any) -> Any:
@@ -712,97 +686,9 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(1)
 
 
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
-
-
 def _of_pairs(*runs: Path) -> bool:
     """Whether these runs are of images and texts; both kinds at once have nothing to compare."""
     kinds = {rundir.trained(run) == PairRun.trains for run in runs}
     if len(kinds) > 1:
         raise BadInput("some of these runs are of images alone and some of images with texts: name runs of one kind")
     return kinds == {True}
-
-
-def _print_measured(run: Path, measured: dict[str, dict[str, Any]], json: bool) -> None:
-    if json:
-        _print_json(workflow.values(measured))
-        return
-    table = Table(Column("measure", overflow="fold"), "value", "definition", title=str(run))
-    for name, entry in measured.items():
-        table.add_row(name, _show(name, entry["value"]), entry["definition"])
-    screen.print(table)
-    for name, why in _without_value(measured).items():
-        _say(f"no value: {name} ({why})")
-
-
-def _say(text: str) -> None:
-    screen.print(text, soft_wrap=True, highlight=False, markup=False)
-
-
-def _without_value(measured: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Why each entry that has no value has none."""
-    return {name: e.get("why", "not a number") for name, e in measured.items() if e["value"] is None}
-
-
-def _marks(columns: dict[str, dict[str, dict[str, Any]]]) -> dict[tuple[str, str], str]:
-    """(run, measure) -> what it was measured with, where that is more than the run, or not the same in all runs."""
-    found = {}
-    for name in dict.fromkeys(name for entries in columns.values() for name in entries):
-        mine = {title: entries[name] for title, entries in columns.items() if name in entries}
-        differ = [k for k in IF_OTHER if len({str(e[k]) for e in mine.values() if k in e}) > 1]
-        for title, e in mine.items():
-            given = {k: ", ".join(v) if isinstance(v, list) else v for k, v in e.items() if k in WITH}
-            told = [WITH[k].format(v) for k, v in given.items()] + [IF_OTHER[k].format(e[k]) for k in differ if k in e]
-            if told:
-                found[title, name] = "; ".join(told)
-    return found
-
-
-def _print_table(
-    columns: dict[str, dict[str, Any]],
-    more: Iterable[str] = (),
-    headline: Iterable[str] = workflow.HEADLINE,
-    marks: Mapping[tuple[str, str], str] | None = None,
-) -> list[str]:
-    """The headline and `more`, a column a run; where a screen is too narrow for all runs, one table after the other.
-
-    `marks` are added to the cells of (run, measure); returned are the measures shown.
-    """
-    marks = marks or {}
-    names = [n for n in dict.fromkeys([*headline, *more]) if any(n in values for values in columns.values())]
-    cells = {
-        title: [_show(n, values[n]) + marks.get((title, n), "") if n in values else "-" for n in names]
-        for title, values in columns.items()
-    }
-    for some in _side_by_side(cells, screen.width - max(map(len, names), default=0) - 4):
-        table = Table("measure", *(Column(title, overflow="fold", max_width=WIDEST) for title in some))
-        for i, name in enumerate(names):
-            table.add_row(name.replace("_", " "), *(cells[title][i] for title in some))
-        screen.print(table)
-    return names
-
-
-def _side_by_side(cells: Mapping[str, Sequence[str]], room: int) -> list[list[str]]:
-    """The titles of the columns, as many in each group as `room` characters hold, at least one."""
-    groups, left = [], 0
-    for title, column in cells.items():
-        width = min(WIDEST, max(map(len, (title, *column)))) + 3
-        if not groups or width > left:
-            groups, left = [*groups, []], room
-        groups[-1].append(title)
-        left -= width
-    return groups
-
-
-def _show(name: str, value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, int):
-        return str(value)
-    if name.startswith(PLAIN) and not name.endswith("_share"):
-        return f"{value:.4f}" if not value or abs(value) >= 0.1 else f"{value:.3g}"
-    plain = name in ("effective_rank", "active_per_sample", "latent_classes") or name.endswith(
-        ("_median", "_median_rank")
-    )
-    return f"{value:.1f}" if plain else f"{value:.1%}"
