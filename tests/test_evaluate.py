@@ -23,7 +23,6 @@ from sklearn.neighbors import NearestNeighbors
 from nonneg import (
     augment,
     backbones,
-    charts,
     cli,
     corruptions,
     data,
@@ -34,6 +33,7 @@ from nonneg import (
     losses,
     maps,
     on_images,
+    plots,
     probes,
     progress,
     rundir,
@@ -223,7 +223,7 @@ def test_selection_entries_are_retrieval_and_probes_of_what_is_kept(signed: bool
         near = evaluate.metrics.retrieval(of[1], test.labels, k=5, queries=asked)["precision"]
         assert precision == pytest.approx(near, abs=1e-6)
         assert row["probe"] == probes.linear_probe(of[0], train.labels, of[1], test.labels).accuracy
-    assert charts.PLOTS["bytes"](found, "#000000") is not None
+    assert plots.PLOTS["bytes"](found, "#000000") is not None
 
 
 # Groups that need images
@@ -385,7 +385,7 @@ def test_all_of_a_run_with_every_group_its_data_allow(
     assert len(stored["identifiability_cosine"]["each"]) == len(stored["sepin@all"]["each"]) == 16
     assert all(e["definition"] for e in stored.values())
     assert {k: e["value"] for k, e in stored.items()} == {k: v for k, v in found.items() if k in stored}
-    assert {Path(p).stem for p in found["plots"]} == charts.PLOTS.keys() - {"factors"}
+    assert {Path(p).stem for p in found["plots"]} == plots.PLOTS.keys() - {"factors"}
     for path in found["plots"]:
         with Image.open(path) as picture:
             assert picture.width > 500
@@ -715,4 +715,4 @@ def test_any_number_of_runs_stand_side_by_side(capsys: pytest.CaptureFixture[str
 
 
 def test_plots_are_left_out_where_nothing_was_measured() -> None:
-    assert {name: draw({}, "#000000") for name, draw in charts.PLOTS.items()} == dict.fromkeys(charts.PLOTS)
+    assert {name: draw({}, "#000000") for name, draw in plots.PLOTS.items()} == dict.fromkeys(plots.PLOTS)

@@ -119,7 +119,8 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         "run",
         *BASE,
     },
-    "charts": {"canvas", "figures"},
+    "charts": {"canvas"},
+    "plots": {"canvas", "figures"},
     "analyses": {
         "augment",
         "charts",
@@ -176,7 +177,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         *BASE,
     },
     "workflow": {
-        "charts",
+        "canvas",
         "engine",
         "data",
         "encoder",
@@ -188,6 +189,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         "maps",
         "metrics",
         "on_images",
+        "plots",
         "probes",
         "report",
         "run",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nonneg import (
-    charts,
+    canvas,
     encoder,
     engine,
     features,
@@ -26,6 +26,7 @@ from nonneg import (
     metrics,
     names,
     on_images,
+    plots,
     probes,
     progress,
     report,
@@ -459,8 +460,8 @@ def add_entries(folder: Path, found: dict[str, Entry]) -> None:
 
 def _write_plots(folder: Path, measured: dict[str, Entry], z: Any) -> list[Path]:
     """A picture for each group that has one; those of groups no longer measured go."""
-    colour = charts.CL if (z.data < 0).any() else charts.NCL
-    drawn = {folder / "plots" / f"{name}.png": draw(measured, colour) for name, draw in charts.PLOTS.items()}
+    colour = (canvas.SIGNED_RUNS if (z.data < 0).any() else canvas.NONNEG_RUNS)[0]
+    drawn = {folder / "plots" / f"{name}.png": draw(measured, colour) for name, draw in plots.PLOTS.items()}
     for path, picture in drawn.items():
         if picture is None:
             path.unlink(missing_ok=True)
