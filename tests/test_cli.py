@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nonneg import cli, progress, theory, workflow
+from nonneg import cli, data, progress, theory, workflow
 
 SMALL = ["--backbone", "small_net:width=4", "--projector", "32", "16", "--epochs", "1", "--batch-size", "16"]
 
@@ -55,6 +55,10 @@ def test_a_folder_of_unlabelled_photos_from_training_to_report(
     values = json.loads(text)
     assert code == 0 and values["sparsity"] > 0 and values["linear_probe"] is None  # the key is there, the value not
     assert "measuring" in err
+    skipped = {split: len(data.folder(split=split, root=photos, image_size=32).skipped) for split in ("train", "test")}
+    assert min(skipped.values()) > 0
+    for n in skipped.values():  # each time: what is not there cannot be seen in the numbers
+        assert f"folder: {n} inputs skipped beside" in " ".join(err.split())
     assert json.loads((out / "metrics.json").read_text())["sparsity"]["threshold"] == 1e-5
     code, text, _ = run(capsys, "features", out, "--json")
     assert code == 0 and all(Path(p).exists() for p in json.loads(text).values())

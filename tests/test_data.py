@@ -821,3 +821,9 @@ def test_one_array_image_leaves_no_test_split(tmp_path: Path) -> None:
     assert len(data.arrays(root=path)) == 1
     with pytest.raises(BadInput, match="holds one image"):
         data.arrays(root=path, split="test")
+
+
+def test_vectors_are_told_from_images(tmp_path: Path) -> None:
+    np.save(tmp_path / "e.npy", np.zeros((5, 64)))
+    with pytest.raises(BadInput, match=r"\(5, 64\); these are vectors, and what learns here reads images; give N x H"):
+        data.arrays(root=tmp_path / "e.npy")

@@ -30,7 +30,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
     "metrics": {"errors"},
     "probes": {"errors"},
     "evaluate": {"metrics", "probes", "selection", "errors", "progress"},
-    "features": {"encoder", "data", *BASE},
+    "features": {"encoder", "data", "engine", *BASE},
     "on_images": {
         "augment",
         "corruptions",

@@ -256,7 +256,9 @@ def test_decoders_name_what_they_cannot_read_end_with_us_and_are_missed(
         assert len(alive(session)) == 2
         assert "libtorch" not in Path(f"/proc/{session}/maps").read_text()  # a decoder starts in a moment
         os.kill(session, 9)
-        with pytest.raises(BadInput, match=r"a process that decodes images has ended.*NONNEG_WORKERS.*--resume"):
+        with pytest.raises(
+            BadInput, match=r"a process that decodes images has ended.*NONNEG_WORKERS.*continue the run"
+        ):
             for _ in range(2):  # one of the two has ended
                 decoders.fill([odd], out[:1])
     deadline = time.monotonic() + 10

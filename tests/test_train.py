@@ -297,7 +297,9 @@ def test_a_really_full_device_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_batch_larger_than_the_data(tmp_path: Path, digits: data.Dataset) -> None:
-    with pytest.raises(BadInput, match=r"--batch-size 5000 is larger than the 1347 images"):
+    with pytest.raises(
+        BadInput, match=r"--batch-size 5000 is larger than the 1347 images of digits to train on; lower it, to 512 say"
+    ):
         train(replace(TINY, batch_size=5000), tmp_path / "a", data=digits)
     assert not (tmp_path / "a").exists()
 

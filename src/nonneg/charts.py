@@ -232,7 +232,8 @@ SEARCH_POINTS = 15  # below the best accuracy of a search; what lies under that 
 def learning(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
     """Test accuracy by epoch, CE against NCE, one column a place; under it what the search found at each learning rate.
 
-    A panel holds `curves` (loss -> one list of (epoch, accuracy) a seed) and `search` (loss -> (rate, accuracy)).
+    A panel holds `curves` (loss -> one list of (epoch, accuracy) a seed) and `search` (loss -> (rate, accuracy,
+    cross entropy)); the rate of least cross entropy, which is the one taken, has a ring.
     """
     figure, grid = _panels(len(panels), 2, width=340, height=240, dpi=110)  # lines only, four columns of them
     for above, below, (title, found) in zip(*grid, panels.items(), strict=True):
@@ -245,15 +246,17 @@ def learning(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
                 mean = np.mean(seeds, axis=0)
                 above.plot(mean[:, 0], 100 * mean[:, 1], dash, color=colour, linewidth=1.4, label=text)
             if points := sorted(found["search"].get(loss, ())):
-                x, y = np.array(points).T
+                x, y, entropy = np.array(points).T
                 below.plot(x, 100 * y, dash, color=colour, linewidth=1.2, marker="o", markersize=3)
+                taken = int(entropy.argmin())
+                below.plot(x[taken], 100 * y[taken], "o", color=colour, markersize=8, markerfacecolor="none")
                 rates, best, least = rates | {*x.tolist()}, max(best, 100 * y.max()), min(least, 100 * y.min())
         if rates:
             below.set_xticks(sorted(rates), [f"{rate:g}" for rate in sorted(rates)])
             below.set_ylim(bottom=max(least - 1, best - SEARCH_POINTS), top=best + 1)
         above.set_xlabel("epoch")
         above.set_ylabel("test accuracy, %")
-        below.set_xlabel("learning rate, 20 epochs")
+        below.set_xlabel("learning rate, 20 epochs; a ring: taken")
         below.set_ylabel("held-out accuracy, %")
         _title(above, title)
     _legend(grid[0][0])

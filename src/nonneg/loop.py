@@ -252,7 +252,11 @@ def run_job(
     """Begin a state or restore it, take every step (`step(state, steps_per_epoch)` makes the first) and return it."""
     data, keep = job.rows.dataset, job.keep
     if job.steps_per_epoch == 0:
-        raise BadInput(f"--batch-size {job.batch_size} is larger than the {len(data)} images of {data.name}; lower it")
+        fits = 2 ** max(1, (len(data) // 2).bit_length() - 1)
+        raise BadInput(
+            f"--batch-size {job.batch_size} is larger than the {len(data)} images of {data.name} to train on; "
+            f"lower it, to {fits} say"
+        )
     if keep is not None:
         if keep.resume and keep.overwrite:
             raise BadInput("--resume continues a run and --overwrite replaces it; give one of them")

@@ -44,6 +44,7 @@ def train_classifier(
     run = _settled(run)
     train, test = split(run, *(data or (run.load("train"), run.load("test"))))
     classes = check(train, test)
+    features.tell_skipped(test)
     assert train.labels is not None
     device, n, folder = run.torch_device(), run.batch_size, Path(folder)
     mode, precision = engine.choose(run.mode, run.precision, device, short=True)

@@ -24,6 +24,7 @@ PLAIN = (
     "dci",
     "modality_balance",
     "pair_agreement",
+    "orthogonality",
 )  # measures that are not shares
 
 

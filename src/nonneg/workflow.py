@@ -89,6 +89,7 @@ def embed(folder: Path, data: Dataset, split: str, run: Training, map: Map | Non
     `map` takes the place of the model's own: `maps.identity` gives the projector's signed output.
     """
     map = None if map is run.map else map
+    features.tell_skipped(data)
     return stored(folder, data, split, run, map) or _extracted(folder, data, split, run, map)
 
 

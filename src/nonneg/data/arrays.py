@@ -107,7 +107,10 @@ def as_pixels(images: np.ndarray, where: str) -> np.ndarray:
     elif images.ndim == 4 and images.shape[3] in (1, 3):
         images = images.transpose(0, 3, 1, 2)
     elif images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise BadInput(f"{where} has shape {images.shape}; give N x H x W, N x H x W x C or N x C x H x W, C 1 or 3")
+        vectors = "these are vectors, and what learns here reads images; " if images.ndim == 2 else ""
+        raise BadInput(
+            f"{where} has shape {images.shape}; {vectors}give N x H x W, N x H x W x C or N x C x H x W, C 1 or 3"
+        )
     if images.size == 0:
         raise BadInput(f"{where} has no pixels (shape {images.shape}); give at least one image")
     return images if images.dtype == np.uint8 else from_float(images, where)

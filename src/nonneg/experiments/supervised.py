@@ -94,7 +94,7 @@ def draw(lines: Mapping[str, dict[str, Any]]) -> bytes | None:
         for name, line in lines.items():
             place, _, loss = method_of(name).partition("-search-")[0].rpartition("-")
             if place == f"{data}-{start}" and is_search(name):
-                search[loss].append((SEARCH[name].lr, line["measures"]["test_accuracy"]))
+                search[loss].append((SEARCH[name].lr, *(line["measures"][k] for k in ("test_accuracy", "test_loss"))))
             elif place == f"{data}-{start}":
                 curves[loss].append(line["by_epoch"])
         if any(curves.values()):
