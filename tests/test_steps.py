@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from nonneg import augment, backbones, cli, data, engine, files, loop, losses, rundir, steps
+from nonneg import augment, backbones, cli, data, files, loop, losses, progress, rundir, steps
 from nonneg.data import Dataset, stream
 from nonneg.errors import BadInput
 from nonneg.run import DIGITS
@@ -132,7 +132,7 @@ def test_an_image_that_cannot_be_read_gives_its_place_to_its_partner(
 
     monkeypatch.setattr(loop, "_fits", lambda *_: False)
     monkeypatch.setattr(stream.Source, "_gather", fails)
-    monkeypatch.setattr(engine, "say", lambda _: None)
+    monkeypatch.setattr(progress, "say", lambda _: None)
     train(replace(CLASS, augment=spy), tmp_path / "a", data=replace(digits, skipped=[]))
     assert len(pairs) == 400 and all(a == b for a, b in pairs)
 
@@ -150,7 +150,7 @@ def test_without_labels_or_with_one_class_it_says_so(run, asks: str, tmp_path: P
 
 
 def test_lone_images_are_counted_once(tmp_path: Path, digits: Dataset, capfd: pytest.CaptureFixture[str]) -> None:
-    engine.SAID.clear()
+    progress.SAID.clear()
     labels = torch.zeros(200, dtype=torch.int64)
     labels[:2] = torch.tensor([1, 2])
     train(replace(CLASS, epochs=1), tmp_path / "a", data=replace(digits, labels=labels))

@@ -17,7 +17,7 @@ from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
 import nonneg
-from nonneg import engine, explain, files, multimodal, reproduce, rundir, supervised, tables, workflow
+from nonneg import engine, explain, files, multimodal, progress, reproduce, rundir, supervised, tables, workflow
 from nonneg.errors import BadInput, unknown
 from nonneg.loop import Interrupted
 from nonneg.multimodal import PAIR_RECIPES, PairRun
@@ -131,7 +131,7 @@ def _train(args: list[str]) -> None:
         if as_wanted.run.optimizer is wanted.optimizer:  # an optimiser that was named keeps the learning rate it had
             chosen, about = as_wanted, as_wanted.run.to_json()
             by = f"{about['optimizer']} at lr {about['lr']}"
-            engine.say(f"--loss {about['loss']} is trained by {by}; --optimizer and --lr name another")
+            progress.say(f"--loss {about['loss']} is trained by {by}; --optimizer and --lr name another")
     train(chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite)
     last = rundir.read_log(folder)[-1]
     if chosen.json:

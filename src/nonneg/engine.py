@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from nonneg.progress import console
+from nonneg.progress import say_once
 
 Mode = Literal["auto", "eager", "compiled", "captured", "graph"]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -159,18 +159,3 @@ class Reader:
             out.append((at, copy.tolist()))
             self.waiting.popleft()
         return out
-
-
-SAID: set[str] = set()
-
-
-def say_once(text: str) -> None:
-    """`say`, unless it was said before: a fall-back holds for every run and probe of a process."""
-    if text not in SAID:
-        SAID.add(text)
-        say(text)
-
-
-def say(text: str) -> None:
-    """One line for the user, on stderr."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from nonneg import engine, files, progress
+from nonneg import files, progress
 from nonneg.data import Dataset
 from nonneg.data.stream import in_order
 from nonneg.encoder import Encoder, in_parts
@@ -105,7 +105,9 @@ def extract(
 def tell_skipped(data: Dataset) -> None:
     """Say once how many inputs of a data set could not be used, and the first of them."""
     if data.skipped:
-        engine.say_once(f"{data.name}: {len(data.skipped)} inputs skipped beside {len(data)}, first {data.skipped[0]}")
+        progress.say_once(
+            f"{data.name}: {len(data.skipped)} inputs skipped beside {len(data)}, first {data.skipped[0]}"
+        )
 
 
 def _without(f: Features, missing: list[tuple[int, str]]) -> Features:
@@ -114,7 +116,7 @@ def _without(f: Features, missing: list[tuple[int, str]]) -> Features:
     gone = f"{len(missing)} of {len(f.ids)} images cannot be read, first {f.ids[first]}: {why}"
     if len(missing) == len(f.ids):
         raise BadInput(f"{gone}; is the disk there?")
-    engine.say(f"{gone}; they have no features")
+    progress.say(f"{gone}; they have no features")
     kept = np.delete(np.arange(len(f.ids)), [row for row, _ in missing])
     labels = None if f.labels is None else f.labels[kept]
     return Features(f.h[kept], f.z[kept], labels, [f.ids[i] for i in kept])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from nonneg import engine, figures, files, kept_features, ledger, multimodal, report, workflow
+from nonneg import figures, files, kept_features, ledger, multimodal, progress, report, workflow
 from nonneg.errors import BadInput
 from nonneg.experiments import Experiment, method_of
 from nonneg.features import Features
@@ -51,7 +51,9 @@ def draw(
             columns = list(_kept_columns(name, experiment, show, results, data_root))
         if columns and gone and all(path.exists() for path in pictures):
             files_left = " and ".join(path.name for path in pictures)
-            engine.say(f"{files_left} are left as they are: {' and '.join(gone)}, which they may show, cannot be drawn")
+            progress.say(
+                f"{files_left} are left as they are: {' and '.join(gone)}, which they may show, cannot be drawn"
+            )
             columns = []
         for path, draw in pictures.items() if columns else ():
             written.append(path)
@@ -122,7 +124,7 @@ def _kept_columns(
     for run_name in chosen:
         line, path = lines.get(run_name), _kept_path(name, run_name, results)
         if line is None or not path.exists():
-            engine.say(f"{run_name} is not drawn: {'it is not run' if line is None else f'there is no {path}'}")
+            progress.say(f"{run_name} is not drawn: {'it is not run' if line is None else f'there is no {path}'}")
             continue
         run, kept = replace(experiment.runs[run_name], data_root=data_root), kept_features.load(path)
         data, about = run.load("test"), run.to_json()

@@ -170,14 +170,14 @@ def begin(
 def _fits(data: Dataset, device: torch.device) -> bool:
     """Whether all images can stay on the device: they are in memory, and leave half of a GPU's free memory free."""
     if isinstance(data.images, Files):
-        engine.say(f"{len(data)} images are streamed from disk, for they take {_gib(data.images)} GiB when decoded")
+        progress.say(f"{len(data)} images are streamed from disk, for they take {_gib(data.images)} GiB when decoded")
         return False
     if device.type != "cuda" or data.images.is_cuda:
         return True
     free, _ = torch.cuda.mem_get_info(device)
     if data.images.nbytes <= free / 2:
         return True
-    engine.say(
+    progress.say(
         f"{len(data)} images are streamed from the host's memory, for they take {_gib(data.images)} GiB, "
         f"more than half of the {free / 2**30:.1f} GiB free on the GPU"
     )
@@ -212,7 +212,7 @@ def as_begun(folder: Path) -> dict[str, bool]:
         raise BadInput(
             f"{newest} is damaged, and there is no older one; remove {folder} and give the same command again"
         )
-    engine.say(f"{newest} is damaged: going on from the one before it, of step {at}")
+    progress.say(f"{newest} is damaged: going on from the one before it, of step {at}")
     return {"resume": True, "previous": True}
 
 
@@ -266,7 +266,7 @@ def run_job(
             rundir.check_free(keep.folder, keep.overwrite)
         if skipped := data.skipped:
             log = keep.folder / "log.jsonl"
-            engine.say(f"{len(skipped)} inputs skipped (all listed in {log}), first {skipped[0]}")
+            progress.say(f"{len(skipped)} inputs skipped (all listed in {log}), first {skipped[0]}")
     with engine.on(job.device), _memory_named(job):
         s, done = begin(), 0
         checkpoint = rundir.load_checkpoint(keep.folder, previous=keep.previous) if keep and keep.resume else None
@@ -384,7 +384,7 @@ def _list_unreadable(bad: dict[str, str], job: Job, log: rundir.Log | None) -> N
     for line in new:
         if job.strict:
             raise BadInput(f"{line}; mend or remove it, or train without --strict")
-        engine.say(f"cannot be read, and another image is taken in its place: {line}")
+        progress.say(f"cannot be read, and another image is taken in its place: {line}")
     if new:
         skipped.extend(new)
         if log:
@@ -406,7 +406,7 @@ def _tell_dead(line: dict[str, Any], job: Job, *, told: bool) -> bool:
     """Say, after the first epoch that ends so and after the last, that no feature is live; whether it was said."""
     if line.get("alive") != 0 or (told and line["epoch"] < job.epochs):
         return told
-    engine.say(
+    progress.say(
         f"{job.label}: after epoch {line['epoch']} of {job.epochs} no feature is live: all are zero on every image "
         "and nothing is learned; start anew with a lower --lr or another --optimizer"
     )

@@ -83,7 +83,7 @@ def _lines(description: str, pace: Pace) -> Iterator[Callable[..., None]]:
             told = now
             times = f"{_clock(now - began)}, left {pace.left()}"
             text = f"{description}: {pace.done}/{pace.total} {times} {said}".rstrip()
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
+            say(text)
 
     yield advance
 
@@ -103,3 +103,18 @@ def track(items: Iterable[T], description: str, total: int) -> Iterator[T]:
         for item in items:
             yield item
             advance()
+
+
+SAID: set[str] = set()
+
+
+def say_once(text: str) -> None:
+    """`say`, unless it was said before: a fall-back holds for every run and probe of a process."""
+    if text not in SAID:
+        SAID.add(text)
+        say(text)
+
+
+def say(text: str) -> None:
+    """One line for the user, on stderr."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

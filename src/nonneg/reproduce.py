@@ -27,6 +27,7 @@ from nonneg import (
     loop,
     metrics,
     multimodal,
+    progress,
     provenance,
     rundir,
     supervised,
@@ -122,7 +123,7 @@ def reproduce(
             run = replace(experiment.runs[run_name], data_root=found.root, device=device)
             run = experiment.settle(run_name, run, ledger.of(name, experiment, results))
             run = change(run) if change else run
-            engine.say(f"{name}: {run_name}, {i + 1} of {len(todo)} to do")
+            progress.say(f"{name}: {run_name}, {i + 1} of {len(todo)} to do")
             folder = runs / name / run_name
             with _named(run_name):
                 if isinstance(run, PairRun):
@@ -140,13 +141,13 @@ def reproduce(
             try:
                 gallery.draw(name, experiment, results=results, runs=runs, data_root=found.root)
             except BadInput as error:  # the table does not need them
-                engine.say(f"figures of {name} are not drawn: {error}")
+                progress.say(f"figures of {name} are not drawn: {error}")
     elif data_root is not None:
         for path in gallery.draw(name, experiment, results=results, runs=runs, data_root=found.root, anew=True):
-            engine.say(f"drawn: {path}")
+            progress.say(f"drawn: {path}")
     rows = table(name, experiment, results)
     if not any(row.seeds for row in rows):
-        engine.say(f"no results of {name} in {results.absolute()}; --results names another folder")
+        progress.say(f"no results of {name} in {results.absolute()}; --results names another folder")
     if not report_only:
         files.write_text(results / f"{name}.md", as_markdown(rows))
         if picture := experiment.draw and experiment.draw(ledger.of(name, experiment, results)):
@@ -191,7 +192,7 @@ def analyse(
         done = {k: v["runs"] for k, v in ledger.read(path).items()}
         todo = {key: mine for key, mine in groups.items() if done.get("-".join(key)) != mine}
         for i, ((of, group), mine) in enumerate(todo.items()):
-            engine.say(f"{name}: {of} {group}, {i + 1} of {len(todo)} to do")
+            progress.say(f"{name}: {of} {group}, {i + 1} of {len(todo)} to do")
             began = time.monotonic()
             asked = [subjects[of][run_name] for run_name in mine]
             with _named(f"{of} {group}"):
@@ -206,7 +207,7 @@ def analyse(
             ledger.put(path, line)
     lines = ledger.read(path)
     if not lines:
-        engine.say(f"no results of {name} in {results.absolute()}; --results names another folder")
+        progress.say(f"no results of {name} in {results.absolute()}; --results names another folder")
     if picture := analysis.draw(lines) if lines and not report_only else None:
         gallery.write(results / "figures" / f"{name}.png", picture)
     missing = _not_asked(analysis, lines)
@@ -322,7 +323,7 @@ def _chosen(experiment: Experiment, only: Sequence[str], seeds: int | None) -> l
         raise BadInput(f"--seeds is {seeds}: give at least 1")
     declared = 1 + max(run.seed for run in experiment.runs.values())
     if seeds is not None and seeds > declared:
-        engine.say(f"--seeds is {seeds}, and {declared} are declared: seeds 0 to {declared - 1} are taken")
+        progress.say(f"--seeds is {seeds}, and {declared} are declared: seeds 0 to {declared - 1} are taken")
     seeds = experiment.seeds if seeds is None else seeds
     return [
         name
@@ -379,7 +380,7 @@ def _done(run_name: str, line: dict[str, Any] | None, experiment: Experiment, fo
     missing = _missing(line["measures"], run_name, experiment, found)
     if not missing or (folder / "model.safetensors").exists():
         return not missing
-    engine.say(
+    progress.say(
         f"{run_name} was not fully measured (no {', '.join(missing)}) and its model is gone; "
         "remove its line from the results to train it again"
     )
@@ -461,7 +462,7 @@ def _start(run: ClassifierRun, start: tuple[str, str], runs: Path, change: Calla
         assert isinstance(first, Run)
         first = replace(first, data_root=run.data_root, device=run.device)
         first = change(first) if change else first
-        engine.say(f"the classifiers begin with {of}'s {run_name}, which is not there: training it")
+        progress.say(f"the classifiers begin with {of}'s {run_name}, which is not there: training it")
         _trained(first, folder, first.load("train"), f"training {run_name}")
     return folder
 

@@ -14,7 +14,7 @@ import tyro
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nonneg import augment, backbones, data, engine, losses, maps, names, optim
+from nonneg import augment, backbones, data, engine, losses, maps, names, optim, progress
 from nonneg.data import Dataset
 from nonneg.encoder import BACKBONE, MAP
 from nonneg.errors import BadInput, unknown
@@ -107,7 +107,7 @@ class Training:
         if device is None or device.type not in ("cpu", "cuda"):
             raise unknown("device", self.device, ("auto", "cpu", "cuda"))
         if device.type == "cuda" and not torch.cuda.is_available():
-            engine.say_once(f"--device {self.device}: there is no GPU here; computing on the CPU, which is slower")
+            progress.say_once(f"--device {self.device}: there is no GPU here; computing on the CPU, which is slower")
             return torch.device("cpu")
         if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
             raise BadInput(f"--device {self.device}: the GPUs here are cuda:0 to cuda:{count - 1}; name one of them")

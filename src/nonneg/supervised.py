@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nonneg import classifier, encoder, engine, features, finetune, loop, metrics, names, optim, rundir, steps
+from nonneg import classifier, encoder, engine, features, finetune, loop, metrics, names, optim, progress, rundir, steps
 from nonneg.classifier import Classifier
 from nonneg.data import Dataset
 from nonneg.data.splits import hold_out
@@ -147,7 +147,7 @@ def check(train: Dataset, test: Dataset) -> list[str]:
             f"{len(classes) - 1}; remove it, or add images of its class"
         )
     if missing := [classes[i] for i in torch.nonzero(counts == 0).flatten().tolist()]:
-        engine.say(
+        progress.say(
             f"{train.name}: {len(missing)} of {len(classes)} classes have no training image, first {missing[0]!r}"
         )
     return classes

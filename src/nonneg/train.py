@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonneg import encoder, engine, loop, rundir, steps
+from nonneg import encoder, loop, progress, rundir, steps
 from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
@@ -104,7 +104,7 @@ def _labels(run: Run, data: Dataset) -> Tensor:
     if len(sizes) < 2:
         raise BadInput(f"all {len(data)} images of {data.name} are of one class, and {asks} needs two classes at least")
     if alone := int((sizes == 1).sum()):
-        engine.say_once(
+        progress.say_once(
             f"{data.name}: {alone} of {len(sizes)} classes have one image only; what is like it is another view of it"
         )
     return data.labels

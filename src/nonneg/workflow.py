@@ -17,7 +17,6 @@ from torch import Tensor
 from nonneg import (
     canvas,
     encoder,
-    engine,
     features,
     figures,
     files,
@@ -101,11 +100,11 @@ def stored(folder: Path, data: Dataset, split: str, run: Training, map: Map | No
     try:
         found = features.load(path)
     except BadInput as error:  # a cache: made again
-        engine.say(f"{error}; making it again")
+        progress.say(f"{error}; making it again")
         return None
     if _made_by(load_model(folder, run), found, data, map):
         return found
-    engine.say(f"{path} was not made by this model; making it again")
+    progress.say(f"{path} was not made by this model; making it again")
     return None
 
 

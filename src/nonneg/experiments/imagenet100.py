@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from nonneg import backbones, data, engine, finetune, maps, optim
+from nonneg import backbones, data, finetune, maps, optim, progress
 from nonneg.data.folder import is_picture, walk
 from nonneg.errors import BadInput, unknown
 from nonneg.experiments import Experiment, Found, cifar10
@@ -74,7 +74,7 @@ def prepare(data_root: Path | None, work: Path, classes: Path | None) -> Found:
         said = f"{len(absent)} of {len(chosen)} classes are not in {source['test']}, first {absent[0]}"
         if len(absent) == len(chosen):
             raise BadInput(f"imagenet100: {said}; it must hold one folder a class, named as in {source['train']}")
-        engine.say(f"{said}: nothing is tested of them")
+        progress.say(f"{said}: nothing is tested of them")
     for split in SPLITS:
         _link_classes(source[split], work / "clean" / split, chosen)
     for measure, called in SHIFTS.items():
@@ -95,12 +95,12 @@ def prepare(data_root: Path | None, work: Path, classes: Path | None) -> Found:
 def _say_what_is_missing(shifted: Path, groups: list[Path], classes: list[str]) -> None:
     """One line on a shifted set that is not measured, or not on all classes."""
     if not groups:
-        engine.say(f"{shifted} holds no folder named as one of the {len(classes)} classes: it is not measured")
+        progress.say(f"{shifted} holds no folder named as one of the {len(classes)} classes: it is not measured")
     missing = {group: [name for name in classes if not (group / name).is_dir()] for group in groups}
     if short := {group: names for group, names in missing.items() if names}:
         group, names = next(iter(short.items()))
         more = f", and {len(short) - 1} more folders lack some" if len(short) > 1 else ""
-        engine.say(
+        progress.say(
             f"{len(names)} of {len(classes)} classes are not in {group}, first {names[0]}{more}: not measured there"
         )
 

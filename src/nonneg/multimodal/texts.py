@@ -164,7 +164,7 @@ def _sentence_model(name: str) -> Any:
             f"text sentences:{name} needs the sentence-transformers package ({error}): pip install 'nonneg[text]'"
         ) from None
     try:
-        progress.console.print(f"loading {name}", highlight=False, markup=False)
+        progress.say(f"loading {name}")
         return SentenceTransformer(name, device="cpu")
     except (OSError, ValueError) as error:
         why = str(error).strip().splitlines()[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from nonneg import engine, loop, rundir, steps
+from nonneg import loop, progress, rundir, steps
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
 from nonneg.loop import Job, Keep, Rows, State
@@ -37,9 +37,9 @@ def train_pairs(
     model = fresh(run, data)
     texts, cut = model.text.read(data.captions)
     if data.skipped:
-        engine.say(f"left out: {reasons(data.skipped)}")
+        progress.say(f"left out: {reasons(data.skipped)}")
     if cut:
-        engine.say(f"{cut} of {len(data.captions)} captions are longer than the text encoder reads, and are cut")
+        progress.say(f"{cut} of {len(data.captions)} captions are longer than the text encoder reads, and are cut")
     rows = Rows(data.images, {"first": data.first, "counts": data.counts})
 
     def after_epoch(epoch: int) -> dict[str, Any]:  # noqa: ARG001 (what is learned is the same model in every epoch)

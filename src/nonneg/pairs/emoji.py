@@ -22,7 +22,7 @@ from nonneg.data.pictures import strictly_sized
 from nonneg.data.splits import check, hold_out
 from nonneg.errors import BadInput
 from nonneg.pairs.dataset import Pairs, paired
-from nonneg.progress import console
+from nonneg.progress import say
 
 SIZE = 32
 PACKAGE = "emoji-datasource-{}"
@@ -146,7 +146,7 @@ def _fetch(vendor: str, into: Path) -> None:
     try:
         into.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=into.parent, prefix=f".{into.name}.") as folder:
-            console.print(f"npm fetches {package} {VERSION}, tens of MB", highlight=False, soft_wrap=True)
+            say(f"npm fetches {package} {VERSION}, tens of MB")
             words = [npm, "pack", f"{package}@{VERSION}", "--silent", "--pack-destination", folder]
             subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
             (archive,) = Path(folder).glob("*.tgz")
