@@ -18,6 +18,7 @@ from nonneg import (
     corruptions,
     evaluate,
     experiments,
+    ledger,
     maps,
     metrics,
     on_images,
@@ -29,6 +30,7 @@ from nonneg.errors import BadInput
 from nonneg.train import train
 
 RUNS = ("cl-s0", "cl-s1", "ncl-s0", "ncl-s1")
+COMMITTED = Path(__file__).parent.parent / "experiments" / "results"
 
 
 def cifar(root: Path) -> Path:
@@ -115,16 +117,19 @@ def test_bytes_is_the_curve_of_each_run_and_its_mean(place: Path) -> None:
 
 
 def test_every_way_that_the_bytes_figure_draws_was_measured(place: Path) -> None:
+    ask(place, "bytes", only=("cifar10-cl-s0",))
     curve = lines(place, "bytes")["cifar10-cl-s0"]["measures"]["curve"]
     ways = {way for run, way, *_ in charts.RIVALS if run == "CL"}
     assert "features, 4 bits" in ways  # CL's strongest
     assert all(any(point["method"].startswith(way) for point in curve) for way in ways)
 
 
-def test_selection_probes_what_was_kept_here_and_elsewhere(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selection_probes_what_was_kept_here_and_elsewhere(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.import_module("nonneg.analyses.selection"), "SHARES", (1 / 4, 1 / 4, 1 / 4, 1))
-    ask(place, "selection", only=("cifar10-cl-s0",))
-    done = lines(place, "selection")
+    ask(place, "selection", only=("cifar10-cl-s0",), results=tmp_path / "results")
+    done = lines(tmp_path, "selection")
     assert done.keys() == {"cifar10-cl-s0"}
     rows = done["cifar10-cl-s0"]["measures"]["rows"]
     assert len({(r["by"], r["relu_in_ranking"], r["relu_in_features"]) for r in rows}) == 6
@@ -260,12 +265,12 @@ def test_bad_input_is_refused_in_one_sentence(place: Path, tmp_path: Path) -> No
     assert [r.method for r in ask(tmp_path, "bytes", report_only=True, only=("cifar100-ncl",))] == ["NCL, cifar100"]
 
 
-def test_figures_are_drawn_from_lines_alone(place: Path) -> None:
-    for name in ("bytes", "selection", "identifiability", "disentanglement", "robustness", "practice"):
-        picture = analyses.find(name).draw(lines(place, name))
-        assert picture is not None
-        with Image.open(io.BytesIO(picture)) as opened:
-            assert np.asarray(opened.convert("L")).std() > 5  # not a blank page
+@pytest.mark.parametrize("name", analyses.names())
+def test_figures_are_drawn_from_the_lines_that_are_committed(name: str) -> None:
+    picture = analyses.find(name).draw(ledger.read(COMMITTED / f"{name}.jsonl"))
+    assert picture is not None
+    with Image.open(io.BytesIO(picture)) as opened:
+        assert np.asarray(opened.convert("L")).std() > 5  # not a blank page
 
 
 def test_practice_names_panels_by_data_loss_and_net(monkeypatch: pytest.MonkeyPatch) -> None:

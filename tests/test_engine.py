@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 import torch
 
-from nonneg import augment, backbones, data, engine, optim, progress
+from nonneg import augment, backbones, data, engine, optim
 from nonneg.run import CIFAR, DIGITS, Run
 from nonneg.steps import LOSS, two_views
 from nonneg.train import fresh
@@ -23,7 +23,6 @@ def test_auto_is_eager_float32_on_a_cpu() -> None:
 
 @pytest.mark.parametrize("mode", ["graph", "captured"])
 def test_a_graph_without_a_gpu_runs_eagerly_and_says_so(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
-    progress.SAID.clear()
     for _ in range(3):
         assert engine.choose(mode, "fp32", CPU)[0] == "eager"  # pyright: ignore[reportArgumentType]
     assert capsys.readouterr().err.count("needs a GPU") == 1  # once, not at every probe of a run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nonneg import augment, backbones, losses, maps, names, optim, progress
+from nonneg import augment, backbones, losses, maps, names, optim
 from nonneg.errors import BadInput
 from nonneg.run import RECIPES, ROLES, Run, from_json, recipe
 
@@ -139,7 +139,6 @@ def test_cl_and_ncl_differ_in_one_word() -> None:
 def test_a_missing_gpu_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         assert Run().torch_device().type == "cpu"
-        progress.SAID.clear()
         assert Run(device="cuda").torch_device().type == "cpu"
         assert "no GPU here; computing on the CPU" in capsys.readouterr().err
     for name in ("gpu", "mps", "meta"):

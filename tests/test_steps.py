@@ -150,7 +150,6 @@ def test_without_labels_or_with_one_class_it_says_so(run, asks: str, tmp_path: P
 
 
 def test_lone_images_are_counted_once(tmp_path: Path, digits: Dataset, capfd: pytest.CaptureFixture[str]) -> None:
-    progress.SAID.clear()
     labels = torch.zeros(200, dtype=torch.int64)
     labels[:2] = torch.tensor([1, 2])
     train(replace(CLASS, epochs=1), tmp_path / "a", data=replace(digits, labels=labels))
