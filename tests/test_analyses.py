@@ -18,6 +18,7 @@ from nonneg import (
     corruptions,
     evaluate,
     experiments,
+    kept_features,
     ledger,
     maps,
     metrics,
@@ -249,6 +250,30 @@ def test_what_was_answered_is_not_asked_again_until_there_are_more_seeds(
     go()
     assert asked[1:] == [["cl-s0", "cl-s1", "cl-s2"]]
     assert go(report_only=True) == go()
+    (tmp_path / "runs" / "cifar10" / "cl-s0").unlink()
+    assert find(go(), "features matched above 0.5", "CL, cifar10").seeds == 3  # an answer of more seeds stays
+    assert len(asked) == 2
+
+
+def test_where_test_features_are_enough_those_that_were_kept_will_do(place: Path, tmp_path: Path) -> None:
+    zs = []
+    for name in ("ncl-s0", "ncl-s1"):
+        made = subject(place, name).features("test")
+        assert kept_features.keep(kept_features.path_of("cifar10", name, tmp_path / "results"), made, seed=0)
+        zs.append(kept_features.load(kept_features.path_of("cifar10", name, tmp_path / "results")).z)
+    rows = ask(tmp_path, "identifiability", data_root=None)
+    want = 100 * metrics.match_features(*zs).mean
+    row = find(rows, "mean |cosine| of matched features, x 100", "NCL, cifar10")
+    assert row.ours == pytest.approx(want, abs=1e-3) and row.seeds == 2
+    assert lines(tmp_path, "identifiability")["cifar10-ncl"]["from_kept_features"] == ["ncl-s0", "ncl-s1"]
+    (tmp_path / "runs" / "cifar10").mkdir(parents=True)
+    (tmp_path / "runs" / "cifar10" / "ncl-s1").symlink_to(place / "runs" / "cifar10" / "ncl-s1")
+    (tmp_path / "results" / "identifiability.jsonl").unlink()
+    ask(tmp_path, "identifiability", data_root=place / "data")
+    line = lines(tmp_path, "identifiability")["cifar10-ncl"]
+    assert line["from_kept_features"] == ["ncl-s0"] and line["runs"] == ["ncl-s0", "ncl-s1"]  # a model is better
+    with pytest.raises(BadInput, match="looks at trained runs"):
+        ask(tmp_path, "bytes", only=("cifar10-ncl-s0",))  # needs training features too
 
 
 def test_bad_input_is_refused_in_one_sentence(place: Path, tmp_path: Path) -> None:

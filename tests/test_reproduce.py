@@ -704,7 +704,7 @@ def test_large_features_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     rng = np.random.default_rng(0)
     dense = Features(np.zeros((500, 2), np.float32), sp.csr_array(rng.random((500, 64))), None, [""] * 500)
-    keep = partial(kept_features.keep, "x", tmp_path)
+    keep = partial(kept_features.keep, tmp_path / "x-test.npz")
     assert keep(dense, 0) == ["x-test.npz"] and keep(dense, 1) == []
     monkeypatch.setattr(kept_features, "MOST_BYTES", 1000)
     assert keep(dense, 0) == []

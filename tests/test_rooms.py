@@ -127,6 +127,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         "experiments",
         "features",
         "figures",
+        "kept_features",
         "maps",
         "metrics",
         "on_images",

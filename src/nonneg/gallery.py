@@ -47,7 +47,7 @@ def draw(
             intro = f"nonneg reproduce {name}: {', '.join(c.title for c in columns)}, from the same seed."
             report.write(columns, page, title=f"{name}{suffix}: what the features look at", intro=intro)
         elif anew and data_root is not None:
-            gone = [n for n in gone if not _kept_path(name, n, results).exists()]
+            gone = [n for n in gone if not kept_features.path_of(name, n, results).exists()]
             columns = list(_kept_columns(name, experiment, show, results, data_root))
         if columns and gone and all(path.exists() for path in pictures):
             files_left = " and ".join(path.name for path in pictures)
@@ -107,13 +107,9 @@ def _seeds_kept(name: str, experiment: Experiment, results: Path) -> dict[str, l
     """The first two runs of each method of which features were kept, where there are two."""
     found: dict[str, list[str]] = {}
     for run_name in ledger.of(name, experiment, results):
-        if _kept_path(name, run_name, results).exists():
+        if kept_features.path_of(name, run_name, results).exists():
             found.setdefault(method_of(run_name), []).append(run_name)
     return {method: kept[:2] for method, kept in found.items() if len(kept) > 1}
-
-
-def _kept_path(name: str, run_name: str, results: Path) -> Path:
-    return results / "features" / f"{name}-{run_name}-test.npz"
 
 
 def _kept_columns(
@@ -122,7 +118,7 @@ def _kept_columns(
     """What can be shown of runs of which only the test features are left; those stand for the training features too."""
     lines = ledger.of(name, experiment, results)
     for run_name in chosen:
-        line, path = lines.get(run_name), _kept_path(name, run_name, results)
+        line, path = lines.get(run_name), kept_features.path_of(name, run_name, results)
         if line is None or not path.exists():
             progress.say(f"{run_name} is not drawn: {'it is not run' if line is None else f'there is no {path}'}")
             continue

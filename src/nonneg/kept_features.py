@@ -30,12 +30,16 @@ class Kept:
     labels: np.ndarray | None
 
 
-def keep(stem: str, folder: Path, test: Features, seed: int) -> list[str]:
+def path_of(name: str, run_name: str, results: Path) -> Path:
+    """Where the test features of a run of the experiment `name` are kept, if they are."""
+    return results / "features" / f"{name}-{run_name}-test.npz"
+
+
+def keep(path: Path, test: Features, seed: int) -> list[str]:
     """Keep the test features if they are small, and dense ones of the first seed only; the names of what was kept."""
     packed = pack(test.z, test.labels) if seed == 0 or not _near_dense(test.z) else None
     if packed is None or len(packed) > MOST_BYTES:
         return []
-    path = folder / f"{stem}-test.npz"
     with files.atomic(path) as temporary:
         temporary.write_bytes(packed)
     return [path.name]

@@ -173,7 +173,8 @@ def analyse(
 ) -> list[Row]:
     """Ask an analysis' question of every run there is that has no answer yet, and return its table and draw its figure.
 
-    Runs are those below RUNS/EXPERIMENT; `only` names groups or their beginnings (cifar10, cifar10-ncl).
+    Runs are those below RUNS/EXPERIMENT and, where test features are enough, those whose features were kept beside the
+    results; `only` names groups or their beginnings (cifar10, cifar10-ncl).
     """
     analysis, path = analyses.find(name), results / f"{name}.jsonl"
     known = {f"{of}-{run_name}" for of in analysis.of for run_name in experiments.find(of).runs}
@@ -181,6 +182,8 @@ def analyse(
         if not any(begins(run_name, wanted) for run_name in known):
             raise unknown("group of runs", wanted, {*analysis.of, *(method_of(run_name) for run_name in known)})
     subjects = {of: _trained_runs(of, runs, data_root, device) for of in analysis.of}
+    if analysis.test_alone:
+        subjects = {of: _kept_runs(of, results, data_root, device) | there for of, there in subjects.items()}
     groups = {(of, g): mine for of, there in subjects.items() for g, mine in analysis.group(list(there)).items()}
     groups = {key: v for key, v in groups.items() if not only or any(begins("-".join(key), w) for w in only)}
     if not report_only:
@@ -190,7 +193,7 @@ def analyse(
                 f"reproduce {analysis.of[0]}, or see what was measured with --report-only"
             )
         done = {k: v["runs"] for k, v in ledger.read(path).items()}
-        todo = {key: mine for key, mine in groups.items() if done.get("-".join(key)) != mine}
+        todo = {key: mine for key, mine in groups.items() if not {*mine} <= {*done.get("-".join(key), ())}}
         for i, ((of, group), mine) in enumerate(todo.items()):
             progress.say(f"{name}: {of} {group}, {i + 1} of {len(todo)} to do")
             began = time.monotonic()
@@ -204,6 +207,8 @@ def analyse(
                 "seconds": round(time.monotonic() - began, 1),
                 **provenance.made(asked[0].device),
             }
+            if kept := [subject.name for subject in asked if subject.kept is not None]:
+                line["from_kept_features"] = kept
             ledger.put(path, line)
     lines = ledger.read(path)
     if not lines:
@@ -226,6 +231,16 @@ def _trained_runs(of: str, runs: Path, data_root: Path | None, device: str) -> d
         name: analyses.Subject(of, name, runs / of / name, data_root, device)
         for name in experiments.find(of).runs
         if (runs / of / name / "model.safetensors").exists()
+    }
+
+
+def _kept_runs(of: str, results: Path, data_root: Path | None, device: str) -> dict[str, analyses.Subject]:
+    """The runs of an experiment whose test features were kept beside the results, by name."""
+    paths = {name: kept_features.path_of(of, name, results) for name in experiments.find(of).runs}
+    return {
+        name: analyses.Subject(of, name, path.parent, data_root, device, kept=path)
+        for name, path in paths.items()
+        if path.exists()
     }
 
 
@@ -420,7 +435,7 @@ def _run_one(
         files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
         if experiment.probe and not is_search(run_name):  # one of the paper's tables: later measures need its features
             test = workflow.embed(folder, data[1], "test", run)
-            kept = kept_features.keep(f"{name}-{run_name}", results / "features", test, run.seed)
+            kept = kept_features.keep(kept_features.path_of(name, run_name, results), test, run.seed)
     mode, precision = engine.choose(run.mode, run.precision, run.torch_device())
     for numbers in evaluate(experiment, found, run, folder, model, data, before["measures"]):
         line = _line(name, run_name, experiment, run, folder, numbers, began, data)

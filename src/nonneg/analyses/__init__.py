@@ -12,10 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from nonneg import workflow
+from nonneg import experiments, kept_features, workflow
 from nonneg.encoder import Encoder
 from nonneg.errors import unknown
 from nonneg.experiments import method_of
@@ -27,16 +28,19 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained run that is asked: METHOD-sSEED of an experiment, in its folder."""
+    """A trained run that is asked: METHOD-sSEED of an experiment, in its folder, or what was kept of it."""
 
     experiment: str
     name: str
     folder: Path
     data_root: Path | None
     on: str = "auto"  # device
+    kept: Path | None = None  # its test features, where the run folder is gone
 
     @cached_property
     def run(self) -> Training:
+        if self.kept is not None:
+            return replace(experiments.find(self.experiment).runs[self.name], data_root=self.data_root, device=self.on)
         return replace(workflow.finished_run(self.folder, self.data_root), device=self.on)
 
     @cached_property
@@ -51,6 +55,12 @@ class Subject:
         self, split: str, data: str | None = None, *, map: Callable[[Tensor], Tensor] | None = None
     ) -> Features:
         """Of the run's own images, or of another data set's, under the run's map or another; made once and kept."""
+        if self.kept is not None:
+            assert (split, data, map) == ("test", None, None), (
+                "an analysis with `test_alone` asks for no other features"
+            )
+            found = kept_features.load(self.kept)
+            return Features(np.zeros((found.z.shape[0], 0), np.float32), found.z, found.labels, [])
         run = self.run if data is None else Run(data=RECIPES[data].data, data_root=self.run.data_root)
         return workflow.embed(self.folder, run.load(split), split, self.run, map=map)
 
@@ -87,6 +97,7 @@ class Analysis:
     table: dict[str, tuple[str, float]]  # number -> its text, and what it is multiplied by
     draw: Callable[[Mapping[str, Line]], bytes | None]  # from the lines by name, EXPERIMENT-GROUP
     group: Callable[[Sequence[str]], dict[str, list[str]]] = each_alone
+    test_alone: bool = False  # asks for test features and nothing else, so that those kept beside the results will do
     paper: dict[tuple[str, str], float] = field(default_factory=dict)  # (number, EXPERIMENT-METHOD)
 
 

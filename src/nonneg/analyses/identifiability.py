@@ -2,7 +2,7 @@
 
 Claim: the paper's theorem says that non-negative features are unique up to permutation and scale, and that without
 non-negativity any rotation is as good. Nobody has published how far that holds for trained networks.
-Cost: seconds, given the features of two seeds or more.
+Cost: seconds, given the features of two seeds or more; those kept beside the results will do.
 Run: nonneg reproduce identifiability --data-root DIR
 
 "Shuffled": the other run's images in random order. "Rotated": the other run's features under a random rotation, which
@@ -51,6 +51,7 @@ ANALYSIS = Analysis(
     of=("cifar10", "cifar100", "sprites", "maps"),
     ask=ask,
     group=by_method,
+    test_alone=True,
     table={
         "cosine": ("mean |cosine| of matched features, x 100", 100.0),
         "cosine_rotated": ("mean |cosine| after a random rotation, x 100", 100.0),
