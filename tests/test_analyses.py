@@ -16,11 +16,11 @@ from nonneg import (
     backbones,
     charts,
     corruptions,
-    evaluate,
     experiments,
     kept_features,
     ledger,
     maps,
+    measures,
     metrics,
     on_images,
     probes,
@@ -217,7 +217,7 @@ def test_practice_is_what_an_evaluation_says_of_each_run(place: Path) -> None:
     assert done.keys() == {"cifar10-cl-s0", "cifar10-ncl-s0"}
     train_f, test_f = (subject(place, "ncl-s0").features(split) for split in ("train", "test"))
     assert train_f.labels is not None and test_f.labels is not None
-    likely = evaluate.probabilities(train_f, test_f, scaled=False)
+    likely = measures.probabilities(train_f, test_f, scaled=False)
     found = done["cifar10-ncl-s0"]
     for key in ("latent_row_sum", "latent_classes", "latent_calibration_error"):
         assert found[key] == pytest.approx(likely[key]["value"], abs=1e-5)

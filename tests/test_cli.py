@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nonneg import cli, data, progress, theory, workflow
+from nonneg import cli, data, features, progress, theory, workflow
 
 SMALL = ["--backbone", "small_net:width=4", "--projector", "32", "16", "--epochs", "1", "--batch-size", "16"]
 
@@ -226,9 +226,9 @@ def test_another_data_set_is_embedded_at_the_size_and_with_the_channels_of_the_m
     assert run(capsys, "train", "arrays", "--data-root", tmp_path / "x.npy", "--out", out, *SMALL)[0] == 0
     args = ("features", out, "--data", "folder", "--data-root", photos, "--json")
     code, text, _ = run(capsys, *args)
-    whole = cli.workflow.features.load(Path(json.loads(text)["test"])).h
+    whole = features.load(Path(json.loads(text)["test"])).h
     code, text, _ = run(capsys, *args, "--image-size", 16)
-    assert np.array_equal(cli.workflow.features.load(Path(json.loads(text)["test"])).h, whole)
+    assert np.array_equal(features.load(Path(json.loads(text)["test"])).h, whole)
     code, _, err = run(capsys, "features", out, "--data", "digits")
     assert code == 1 and "images of 3 channels; digits has 1" in err
     code, _, err = run(capsys, "features", out, "--data", "folde")

@@ -1,7 +1,4 @@
-"""The groups of measures: entries against references, evaluation of whole runs, and every bad input it may meet.
-
-N images, D features, C classes.
-"""
+"""Evaluation of whole runs: measures of images through the model, every group, and every bad input it may meet."""
 
 import json
 import math
@@ -17,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scipy import sparse
-from sklearn.neighbors import NearestNeighbors
 
 from nonneg import (
     augment,
@@ -26,18 +21,19 @@ from nonneg import (
     cli,
     corruptions,
     data,
+    embedding,
     evaluate,
     features,
     files,
     finetune,
     losses,
     maps,
+    measures,
     on_images,
     plots,
     probes,
     progress,
     rundir,
-    selection,
     tables,
     workflow,
 )
@@ -45,22 +41,14 @@ from nonneg.data import Dataset
 from nonneg.data.sprites import FACTORS, ORIGINAL, factors_of
 from nonneg.encoder import load, save
 from nonneg.errors import BadInput
+from nonneg.evaluate import Asked
 from nonneg.features import Features
 from nonneg.run import DIGITS
 from nonneg.train import train
-from nonneg.workflow import Asked
 
 TINY = replace(
     DIGITS, backbone=partial(backbones.small_net, width=4), projector=(32, 16), epochs=1, batch_size=256, device="cpu"
 )
-
-
-def fake(n: int = 60, d: int = 12, *, classes: int = 3, seed: int = 0, labelled: bool = True) -> Features:
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, classes, n)
-    z = np.maximum(rng.normal(size=(n, d)) + (np.arange(d) % classes == y[:, None]) - 0.7, 0).astype(np.float32)
-    h = (rng.normal(size=(n, 8)) + 3 * np.eye(8)[y]).astype(np.float32)
-    return Features(h, sparse.csr_array(z), y if labelled else None, [str(i) for i in range(n)])
 
 
 def strict_json(path: Path) -> dict[str, Any]:
@@ -72,160 +60,6 @@ def strict_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(), parse_constant=refuse)
 
 
-# Groups that need features alone
-
-
-def info_nce(f: np.ndarray, g: np.ndarray) -> float:
-    n = len(f)
-    total = 0.0
-    for i in range(n):
-        negatives = sum(math.exp(f[i] @ g[m]) for m in range(n) if m != i) / (n - 1)
-        total -= math.log(math.exp(f[i] @ g[i]) / (math.exp(f[i] @ g[i]) + negatives))
-    return total / n
-
-
-def norm(x: np.ndarray) -> np.ndarray:
-    return np.linalg.norm(x, axis=1, keepdims=True).clip(1e-12)
-
-
-def test_sepin_entries_match_dropping_one_feature_after_the_other() -> None:
-    f, g = (fake(n=15, d=11, seed=s).z for s in (1, 2))
-    a, b = (z.toarray().astype(np.float64) for z in (f, g))
-    a, b = (x / np.linalg.norm(x, axis=1, keepdims=True).clip(1e-12) for x in (a, b))
-    drop = [info_nce(np.delete(a, i, 1), np.delete(b, i, 1)) - info_nce(a, b) for i in range(11)]
-    found = evaluate.sepin(f, g, views="gentle", seed=7)
-    assert found["sepin@1"]["value"] == pytest.approx(max(drop), abs=1e-9)
-    assert found["sepin@10"]["value"] == pytest.approx(np.mean(sorted(drop)[1:]), abs=1e-9)
-    assert found["sepin@all"]["value"] == pytest.approx(np.mean(drop), abs=1e-9)
-    np.testing.assert_allclose(found["sepin@all"]["each"], drop, rtol=1e-5, atol=1e-12)
-    assert found["sepin@100"]["value"] is None and found["sepin@100"]["why"] == "there are 11 features"
-    assert "sepin_training@1" not in found
-    whole = [info_nce(np.delete(a, i, 1) / norm(np.delete(a, i, 1)), np.delete(b, i, 1) / norm(np.delete(b, i, 1)))
-             - info_nce(a, b) for i in range(11)]  # fmt: skip
-    np.testing.assert_allclose(found["sepin_renormalised@all"]["each"], whole, rtol=1e-5, atol=1e-12)
-    few = evaluate.sepin(f, g, views="gentle", seed=7, temperature=0.2, few=5)
-    assert few["sepin_renormalised@1"]["images"] == 5 and few["sepin@1"] == found["sepin@1"]
-    cold = evaluate.metrics.sepin(f, g, temperature=0.2)
-    assert few["sepin_training@1"]["value"] == cold.max() and few["sepin_training@1"]["temperature"] == 0.2
-    assert found["sepin@1"] | {"images": 15, "views": "gentle", "seed": 7, "temperature": 1.0} == found["sepin@1"]
-
-
-def test_retrieval_entries_match_scikit_learn_and_leave_out_a_class_of_one() -> None:
-    train, test = fake(d=16, seed=1), fake(d=16, seed=2)
-    test.labels[0] = 9  # the only one of its class
-    found = evaluate.retrieval(train, test, k=5)
-    z = test.z.toarray().astype(np.float64)
-    assert z.any(axis=1).all()  # scikit-learn has no cosine of a row of zeros
-    near = NearestNeighbors(n_neighbors=6, metric="cosine").fit(z).kneighbors(z, return_distance=False)
-    right = [np.mean(test.labels[[m for m in near[i] if m != i][:5]] == test.labels[i]) for i in range(1, 60)]
-    assert found["precision@5"]["value"] == pytest.approx(np.mean(right))
-    assert found["precision@5"]["left_out"] == 1 and found["precision@5"]["queries"] == 59
-    assert found["precision@5"]["each"]["features"] == [1, 2, 4, 8, 16]
-    assert found["precision@5"]["each"]["precision"][-1] == pytest.approx(found["precision@5"]["value"], abs=1e-6)
-    most = np.argsort(-evaluate.metrics.expected_activation(train.z), kind="stable")
-    for size, got in zip((1, 2, 4, 8, 16), found["precision@5"]["each"]["precision"], strict=True):
-        part = evaluate.metrics.retrieval(test.z[:, most[:size]], test.labels, k=5)["precision"]
-        assert got == pytest.approx(part, abs=1e-6)
-    pairs = [np.mean(np.delete(test.labels, i) == test.labels[i]) for i in range(1, 60)]
-    assert found["precision_chance"]["value"] == pytest.approx(np.mean(pairs))
-    assert {"map@5", "map@5_hits", "map@5_relevant"} <= found.keys()
-
-
-def test_retrieval_takes_no_more_neighbours_than_there_are() -> None:
-    assert "precision@5" in evaluate.retrieval(fake(seed=1), fake(n=6, classes=2))
-
-
-def test_spectrum_entries_of_one_hot_features() -> None:
-    y = np.repeat(np.arange(20), 5)
-    z = sparse.csr_array(np.eye(20)[y])
-    found = evaluate.spectrum(Features(z.toarray(), z, y, []), Features(z.toarray(), z, y, []))
-    assert found["eigenvalues_top"]["value"] == pytest.approx(0.5)
-    assert found["eigenvalues_90"]["value"] == found["activations_90"]["value"] == 18
-    np.testing.assert_allclose(found["eigenvalues_top"]["each"], 0.05, rtol=1e-5)
-    assert found["activation_fall"]["value"] is None
-    assert found["activation_fall"]["why"] == "there are 20 features, and 2C is 40"
-    coarse = evaluate.spectrum(Features(z.toarray(), z, y // 2, []), Features(z.toarray(), z, None, []))
-    assert coarse["activation_fall"]["value"] == 0 and coarse["activation_fall"]["classes"] == 10
-    assert "activation_fall" not in evaluate.spectrum(*[Features(z.toarray(), z, None, [])] * 2)
-
-
-def test_identifiability_of_a_permuted_copy_is_whole_and_its_nulls_are_not() -> None:
-    z = fake(n=200, d=10).z.toarray()
-    z[:, 3] = 0
-    found = evaluate.identifiability([z, 5 * z[:, ::-1]], names=["b"])
-    for similarity in ("cosine", "correlation"):
-        key = f"identifiability_{similarity}"
-        assert found[key]["value"] == pytest.approx(1) and found[f"{key}_share"]["value"] == 1
-        assert found[f"{key}_shuffled"]["value"] < 0.9 and found[f"{key}_rotated"]["value"] < 0.9
-        assert found[key]["each"][3] is None and found[key]["each"][:3] == [1, 1, 1]
-
-
-def test_factor_entries_name_the_constant_factors() -> None:
-    rng = np.random.default_rng(0)
-    table = np.stack([rng.integers(0, 4, 300), np.full(300, 2), rng.integers(0, 3, 300)], axis=1)
-    found = evaluate.factors(table[:, [0, 2]].astype(float), table, names=["shape", "scale", "x"])
-    assert found["mig"]["value"] == pytest.approx(1, abs=0.05) and found["dci_informativeness"]["value"] == 1
-    assert found["mig"]["left_out_as_constant"] == ["scale"] and set(found["mig"]["each"]) == {"shape", "x"}
-    with pytest.raises(BadInput, match="none of the 1 factors takes two values"):
-        evaluate.factors(table[:, :1].astype(float), table[:, 1:2], names=["scale"])
-
-
-def test_dead_features_have_defined_entries() -> None:
-    dead = Features(np.ones((6, 2), np.float32), sparse.csr_array((6, 3), dtype=np.float32), np.arange(6) % 2, [])
-    assert {e["value"] for e in evaluate.sepin(dead.z, dead.z, views="none", seed=0).values()} == {0, None}
-    assert {e["value"] for e in evaluate.spectrum(dead, dead).values()} == {None}
-    assert evaluate.monosemanticity(dead.z, np.eye(6), name="j")["monosemanticity"]["value"] is None
-    for group in (
-        evaluate.measure(dead, dead, k=2),
-        evaluate.sepin(dead.z, dead.z, views="none", seed=0),
-        evaluate.retrieval(dead, dead, k=2),
-        evaluate.spectrum(dead, dead),
-        evaluate.probabilities(dead, dead, scaled=True),
-        evaluate.clusters(dead),
-        evaluate.monosemanticity(dead.z, np.eye(6), name="j"),
-    ):
-        assert all(("why" in e) == (e["value"] is None) for e in group.values())
-    found = evaluate.retrieval(dead, dead, k=2) | evaluate.clusters(dead)
-    assert {e["value"] for name, e in found.items() if name != "precision_chance"} == {None}  # whatever the order
-    assert found["kmeans_nmi"]["why"] == "every feature is zero on every test sample"
-
-
-@pytest.mark.parametrize("signed", [False, True])
-def test_selection_entries_are_retrieval_and_probes_of_what_is_kept(signed: bool) -> None:
-    train, test = fake(n=90, d=16, seed=1), fake(n=70, d=16, seed=2)
-    if signed:
-        train, test = (replace(f, z=sparse.csr_array(f.z.toarray() - 0.3)) for f in (train, test))
-    found = evaluate.selected(train, test, queries=40, k=5)
-    asked = np.sort(np.random.default_rng(0).permutation(70)[:40])
-    whole = evaluate.metrics.retrieval(test.z, test.labels, k=5, queries=asked)["precision"]
-    assert found["precision_bytes_whole"]["value"] == whole and found["precision_bytes_whole"]["bytes"] == 64
-    for size, top in ((4, 2), (16, 8), (64, 16)):
-        codes = selection.plan(train.z, top=top).codes(test.z).decode()
-        want = evaluate.metrics.retrieval(codes, test.labels, k=5, queries=asked)["precision"]
-        assert found[f"precision_bytes_{size}"]["value"] == want and found[f"precision_bytes_{size}"]["kept"] == top
-    methods = {point["method"].partition(",")[0] for point in found["precision_bytes_whole"]["each"]}
-    assert methods == {"features", "pca", "projection", "activations"}
-    rows = found["kept_probe"]["each"]
-    assert {(r["by"], r["relu_in_ranking"], r["relu_in_features"]) for r in rows} == (
-        set(selection.WAYS) if signed else {("activation", True, True), ("random", False, True)}
-    )
-    chosen = selection.rank(train.z, relu=not signed)[:4]
-    kept = [selection.keep_features(f.z, np.sort(chosen)) for f in (train, test)]
-    want = probes.linear_probe(kept[0], train.labels, kept[1], test.labels).accuracy
-    assert found["kept_probe"]["value"] == want and found["kept_probe"]["kept"] == 4
-    near = evaluate.metrics.retrieval(kept[1], test.labels, k=5, queries=asked)["precision"]
-    assert found["kept_precision"]["value"] == pytest.approx(near, abs=1e-6)
-    both = [(r, p["precision"]) for r, p in zip(rows, found["kept_precision"]["each"], strict=True)]
-    for row, precision in ((r, p) for r, p in both if r["by"] == "activation"):
-        order = selection.rank(train.z, relu=row["relu_in_ranking"])[: row["kept"]]
-        of = [f.z.maximum(0).tocsr() if row["relu_in_features"] else f.z for f in (train, test)]
-        of = [selection.keep_features(z, np.sort(order)) for z in of]
-        near = evaluate.metrics.retrieval(of[1], test.labels, k=5, queries=asked)["precision"]
-        assert precision == pytest.approx(near, abs=1e-6)
-        assert row["probe"] == probes.linear_probe(of[0], train.labels, of[1], test.labels).accuracy
-    assert plots.PLOTS["bytes"](found, "#000000") is not None
-
-
 # Groups that need images
 
 
@@ -235,7 +69,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     for name, seed in (("a", 0), ("b", 1)):
         train(replace(TINY, seed=seed), root / name)
-    workflow.evaluate(root / "a")
+    evaluate.evaluate(root / "a")
     return root
 
 
@@ -251,7 +85,7 @@ def digits() -> dict[str, Dataset]:
 
 
 def made(folder: Path, digits: dict[str, Dataset]) -> dict[str, Features]:
-    return {s: workflow.embed(folder, d, s, rundir.read_run(folder)[0]) for s, d in digits.items()}
+    return {s: embedding.embed(folder, d, s, rundir.read_run(folder)[0]) for s, d in digits.items()}
 
 
 def test_two_views_without_augmentation_are_the_features(runs: Path, digits: dict[str, Dataset]) -> None:
@@ -356,8 +190,8 @@ def test_class_names_that_do_not_match_are_listed_from_both_sides(tmp_path: Path
 
 @pytest.fixture(autouse=True)
 def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workflow, "PROBE_EPOCHS", 2)
-    monkeypatch.setattr(workflow, "TUNE_EPOCHS", 1)
+    monkeypatch.setattr(evaluate, "PROBE_EPOCHS", 2)
+    monkeypatch.setattr(evaluate, "TUNE_EPOCHS", 1)
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, dict[str, Any], str]:
@@ -429,7 +263,7 @@ def test_features_of_another_model_are_made_again_and_old_measures_go(
     assert after["sepin@1"] != before["sepin@1"] == pytest.approx(before["sepin@1"])
     assert "eigenvalues_top" not in strict_json(a / "metrics.json") and not (a / "plots" / "spectra.png").exists()
     assert after["sepin@1"] == evaluated(capsys, b, "--only", "sepin")[1]["sepin@1"]
-    assert "sparsity" in workflow.measures(a)  # what compare and report need is measured when they ask
+    assert "sparsity" in evaluate.measured_of(a)  # what compare and report need is measured when they ask
 
 
 def test_probabilities_of_a_run_say_whether_its_loss_fixes_the_scale(
@@ -441,7 +275,7 @@ def test_probabilities_of_a_run_say_whether_its_loss_fixes_the_scale(
         (partial(losses.spectral, normalise=True), False),
         (losses.info_nce, False),
     ):
-        assert workflow.fixes_scale(replace(TINY, loss=loss)) is fixes
+        assert evaluate.fixes_scale(replace(TINY, loss=loss)) is fixes
     for name, map in (("spectral", TINY.map), ("signed", maps.identity)):
         train(replace(TINY, loss=losses.spectral, lr=0.1, map=map), tmp_path / name)
     code, found, _ = evaluated(capsys, tmp_path / "spectral", "--only", "probabilities,clusters")
@@ -455,14 +289,14 @@ def test_probabilities_of_a_run_say_whether_its_loss_fixes_the_scale(
 
 def evaluate_beside_another(folder: Path, group: str, both: Any) -> None:
     """In a process of its own: measure a group after both have read what was there, then count to 100 together."""
-    take = workflow._attempt
+    take = evaluate._attempt
 
     def when_both_are_here(*args: Any) -> Any:
         both.wait(timeout=60)
         return take(*args)
 
-    workflow._attempt = when_both_are_here
-    workflow.evaluate(folder, asked=Asked(only=(group,)))
+    evaluate._attempt = when_both_are_here
+    evaluate.evaluate(folder, asked=Asked(only=(group,)))
     for _ in range(100):
         with files.locked(folder):
             count = folder / "count"
@@ -471,7 +305,7 @@ def evaluate_beside_another(folder: Path, group: str, both: Any) -> None:
 
 def test_two_evaluations_at_the_same_moment_keep_each_others_entries_and_plots(copied: Path) -> None:
     a = copied / "a"
-    workflow.evaluate(a, asked=Asked(only=("sepin",)))
+    evaluate.evaluate(a, asked=Asked(only=("sepin",)))
     (a / "count").write_text("0")
     here = multiprocessing.get_context("spawn")
     both = here.Barrier(2)
@@ -524,7 +358,7 @@ def test_without_labels_the_label_free_groups_run_and_the_others_are_named(
     flags = ["--all", "--heavy", "--judge", copied / "d", "--against", copied / "d"]
     code, found, _ = evaluated(capsys, copied / "c", *flags)
     none = "the train and test data have no labels"
-    unlabelled = ("class consistency and probes", "retrieval", "selection", "clusters", "ood", *evaluate.HEAVY)
+    unlabelled = ("class consistency and probes", "retrieval", "selection", "clusters", "ood", *measures.HEAVY)
     assert code == 0 and {k for k, why in found["skipped"].items() if why == none} == set(unlabelled)
     assert found["skipped"].keys() - set(unlabelled) == {"factors"}
     assert {"sepin@1", "eigenvalues_top", "monosemanticity", "identifiability_cosine"} <= found.keys()
@@ -612,7 +446,7 @@ def test_compare_says_what_a_number_was_measured_with(copied: Path, capsys: pyte
 def test_compare_says_in_what_runs_were_measured_otherwise(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     places = [copied / "a", copied / "b"]
     for place, temperature in zip(places, (0.2, 0.5), strict=True):
-        workflow.evaluate(place)
+        evaluate.evaluate(place)
         measured = files.read_json(place / "metrics.json")
         new = {"value": 0.1, "definition": "x", "temperature": temperature, "views": "gentle", "group": "sepin"}
         files.write_json(place / "metrics.json", {**measured, "sepin@1": new})
@@ -644,7 +478,7 @@ def test_class_consistency_of_each_feature_is_kept_and_drawn_beside_its_looks(
 ) -> None:
     code, found, _ = evaluated(capsys, copied / "a", "--only", "basic,monosemanticity", "--judge", copied / "b")
     test = made(copied / "a", digits)["test"]
-    each = evaluate.metrics.per_feature_consistency(test.z, test.labels)
+    each = measures.metrics.per_feature_consistency(test.z, test.labels)
     kept = strict_json(copied / "a" / "metrics.json")["class_consistency"]["each"]
     np.testing.assert_allclose([np.nan if v is None else v for v in kept], each, atol=1e-4)
     assert code == 0 and "monosemanticity_by_consistency" in {Path(p).stem for p in found["plots"]}
@@ -684,23 +518,23 @@ def test_sprites_are_measured_by_their_factors(tmp_path: Path, capsys: pytest.Ca
     stored = strict_json(tmp_path / "run" / "metrics.json")
     assert stored["mig"]["left_out_as_constant"] == ["scale"]
     assert set(stored["sap"]["each"]) == FACTORS.keys() - {"scale"} and Path(found["plots"][0]).stem == "factors"
-    test = workflow.embed(tmp_path / "run", run.load("test"), "test", run)
-    assert stored["mig"]["value"] == evaluate.metrics.mig(test.z, factors_of(test.ids)).score
+    test = embedding.embed(tmp_path / "run", run.load("test"), "test", run)
+    assert stored["mig"]["value"] == measures.metrics.mig(test.z, factors_of(test.ids)).score
 
 
 def test_a_subset_is_balanced_and_the_same_each_time(runs: Path, digits: dict[str, Dataset]) -> None:
     run = rundir.read_run(runs / "a")[0]
-    job = workflow._Job(runs / "a", run, digits, {}, Asked(subset=50), {}, [])
+    job = evaluate._Job(runs / "a", run, digits, {}, Asked(subset=50), {}, [])
     assert np.bincount(job.short("train").labels.numpy()).tolist() == [5] * 10
     assert job.short("train").ids == job.short("train").ids and job.short("test").ids != digits["test"].ids[:50]
-    whole = workflow._Job(runs / "a", run, digits, {}, Asked(subset=9999), {}, [])
+    whole = evaluate._Job(runs / "a", run, digits, {}, Asked(subset=9999), {}, [])
     assert whole.short("test") is digits["test"]
 
 
 def test_no_more_images_are_viewed_than_said(
     copied: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workflow, "VIEWED", 40)
+    monkeypatch.setattr(evaluate, "VIEWED", 40)
     evaluated(capsys, copied / "a", "--only", "sepin")
     assert strict_json(copied / "a" / "metrics.json")["sepin@1"]["images"] == 40
 

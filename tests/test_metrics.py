@@ -14,7 +14,7 @@ from sklearn.preprocessing import normalize
 
 from nonneg import metrics
 from nonneg.errors import BadInput
-from nonneg.evaluate import measure
+from nonneg.measures import measure
 
 EPS = 1e-5
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import sparse
 from sklearn.metrics import adjusted_rand_score
 
-from nonneg import evaluate, metrics, theory
+from nonneg import measures, metrics, theory
 from nonneg.errors import BadInput
 from nonneg.features import Features
 
@@ -39,7 +39,7 @@ def test_a_known_world_is_read_back_from_its_features() -> None:
     assert head == pytest.approx((world.phi.T * world.marginal) @ world.phi @ best)
     assert metrics.one_class_head(head) == pytest.approx(best, abs=1e-12)
     assert metrics.least_squares_head(data.z, head) == pytest.approx(best)
-    found = evaluate.probabilities(data, data, scaled=True)
+    found = measures.probabilities(data, data, scaled=True)
     assert found["latent_total"]["value"] == pytest.approx(1) and found["latent_row_sum"]["value"] == pytest.approx(1)
     assert found["latent_row_off"]["value"] == pytest.approx(0, abs=1e-12)
     assert found["latent_classes"]["value"] == pytest.approx(math.exp(-0.25 * math.log(0.25) - 0.75 * math.log(0.75)))
@@ -71,11 +71,11 @@ def test_without_overlap_counting_is_enough() -> None:
 def test_the_sums_notice_a_wrong_scale_and_the_heuristic_does_not_need_one() -> None:
     data = drawn()
     double = Features(data.h, data.z * 2.0, data.labels, data.ids)
-    assert evaluate.probabilities(double, double, scaled=True)["latent_total"]["value"] == pytest.approx(4)
-    found = evaluate.probabilities(double, double, scaled=False)
+    assert measures.probabilities(double, double, scaled=True)["latent_total"]["value"] == pytest.approx(4)
+    found = measures.probabilities(double, double, scaled=False)
     assert found["latent_total"]["value"] == pytest.approx(1) and "heuristic" in found["latent_total"]["definition"]
     uneven = Features(data.h, sparse.csr_array(data.z.toarray() * np.arange(1, 21)[:, None]), data.labels, data.ids)
-    again = evaluate.probabilities(uneven, uneven, scaled=False)
+    again = measures.probabilities(uneven, uneven, scaled=False)
     assert again["latent_row_sum"]["value"] == pytest.approx(found["latent_row_sum"]["value"])
     assert metrics.on_scale(data.z, data.z).toarray() == pytest.approx(metrics.on_scale(uneven.z, uneven.z).toarray())
 
@@ -134,14 +134,14 @@ def test_dead_features_have_probability_zero_and_images_without_features_no_opin
     dead = np.pad(data.z.toarray(), ((0, 0), (0, 1)))
     dead[0] = 0
     some = Features(data.h, sparse.csr_array(dead), data.labels, data.ids)
-    found = evaluate.probabilities(some, some, scaled=True)
+    found = measures.probabilities(some, some, scaled=True)
     assert found["latent_total"]["each"][2] == 0
     assert all(math.isfinite(e["value"]) for e in found.values())
     nothing = Features(data.h, sparse.csr_array((20, 2)), data.labels, data.ids)
-    found = evaluate.probabilities(nothing, nothing, scaled=True)
+    found = measures.probabilities(nothing, nothing, scaled=True)
     assert found["latent_total"]["value"] == 0 and found["latent_classes"]["value"] is None
     unlabelled = Features(data.h, data.z, None, data.ids)
-    assert "latent_calibration_error" not in evaluate.probabilities(unlabelled, unlabelled, scaled=True)
+    assert "latent_calibration_error" not in measures.probabilities(unlabelled, unlabelled, scaled=True)
 
 
 # Clusters
@@ -185,11 +185,11 @@ def test_both_clusterings_find_groups_that_are_there() -> None:
     z, y = blobs()
     for cluster in (metrics.k_means, metrics.spectral_clustering):
         assert adjusted_rand_score(y, cluster(sparse.csr_array(z), 3)) == 1
-    found = evaluate.clusters(Features(z, sparse.csr_array(z), y, []))
+    found = measures.clusters(Features(z, sparse.csr_array(z), y, []))
     assert found["kmeans_accuracy"]["value"] == found["spectral_nmi"]["value"] == found["argmax_purity"]["value"] == 1
     assert found["argmax_nmi"]["clusters"] == found["kmeans_many_purity"]["clusters"] == 6
     assert found["argmax_accuracy"]["value"] < 0.8  # six clusters cannot all be matched to three classes
-    assert evaluate.clusters(Features(z, sparse.csr_array(z), y, []), most=30)["argmax_nmi"]["samples"] == 30
+    assert measures.clusters(Features(z, sparse.csr_array(z), y, []), most=30)["argmax_nmi"]["samples"] == 30
 
 
 def test_the_largest_feature_of_ties_zeros_and_negatives() -> None:
@@ -200,11 +200,11 @@ def test_the_largest_feature_of_ties_zeros_and_negatives() -> None:
 def test_degenerate_clusters_are_defined_or_refused() -> None:
     y = np.array([0, 0, 1, 1])
     same = Features(np.ones((4, 1)), sparse.csr_array(np.ones((4, 2))), y, [])
-    found = evaluate.clusters(same)  # too few samples for eigenvectors, and one different row
+    found = measures.clusters(same)  # too few samples for eigenvectors, and one different row
     assert "spectral_nmi" not in found and found["argmax_nmi"]["value"] == 0
     assert found["kmeans_purity"]["value"] == 0.5
     with pytest.raises(BadInput, match="a single class"):
-        evaluate.clusters(Features(same.h, same.z, np.zeros(4, int), []))
+        measures.clusters(Features(same.h, same.z, np.zeros(4, int), []))
     with pytest.raises(BadInput, match="5 clusters of 4 samples"):
         metrics.k_means(same.z, 5)
     with pytest.raises(BadInput, match="one label per sample"):

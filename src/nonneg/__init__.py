@@ -16,8 +16,8 @@ from nonneg.classifier import load as load_classifier
 from nonneg.data import Dataset
 from nonneg.encoder import Encoder, load, save
 from nonneg.errors import BadInput
-from nonneg.evaluate import measure
 from nonneg.features import Features, extract
+from nonneg.measures import measure
 from nonneg.run import CIFAR, CLASSIFIERS, DIGITS, RECIPES, ClassifierRun, Run, recipe
 from nonneg.supervised import train_classifier
 from nonneg.train import train

@@ -18,6 +18,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
 import nonneg
 from nonneg import engine, explain, files, multimodal, progress, reproduce, rundir, supervised, tables, workflow
+from nonneg import evaluate as evaluating
 from nonneg.errors import BadInput, unknown
 from nonneg.loop import Interrupted
 from nonneg.multimodal import PAIR_RECIPES, PairRun
@@ -329,10 +330,10 @@ def evaluate(
     groups = tuple(name.strip() for name in only.split(",") if name.strip())
     if only and not groups:
         raise BadInput(f"--only {only} names no group of measures, as in --only sepin,retrieval")
-    asked = workflow.Asked(
+    asked = evaluating.Asked(
         all=all, only=groups, heavy=heavy, subset=subset, judge=judge, against=against, ood=ood
     )  # fmt: skip
-    found = workflow.evaluate(run, data_root, asked)
+    found = evaluating.evaluate(run, data_root, asked)
     if json:
         always = dict.fromkeys(workflow.HEADLINE) if not only else {}
         plots = [str(path) for path in found.plots]
@@ -447,8 +448,9 @@ def compare(
     """
     if len(runs) < 2:
         raise BadInput("compare needs two run folders or more, as in: nonneg compare runs/demo/cl runs/demo/ncl")
-    verbs = pair_verbs if _of_pairs(*runs) else workflow
-    measured = {run: verbs.measures(run, data_root) for run in runs}
+    pairs = _of_pairs(*runs)
+    verbs, measured_of = (pair_verbs if pairs else workflow), (pair_verbs if pairs else evaluating).measured_of
+    measured = {run: measured_of(run, data_root) for run in runs}
     if out is not None:
         verbs.write_report(list(runs), out, overwrite=overwrite, data_root=data_root)
     if json:

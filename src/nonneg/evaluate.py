@@ -1,726 +1,365 @@
-"""Everything we measure about features, each number with its definition. N images, D features, d backbone outputs.
+"""What `nonneg evaluate` does with a run: which measures the data allow, in what order, into metrics.json and plots."""
 
-Measures come in groups: `measure` is the basic one, the functions below it are the others that need features alone, and
-`on_images` holds those that need the model. An entry is its value, its definition and its parameters, and where it has
-no value, `why`; `each` holds what the value sums up (one number a feature, a prefix, a factor), for the plots.
-"""
-
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, get_args
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 
-from nonneg import metrics, probes, selection
-from nonneg.errors import BadInput
-from nonneg.metrics.identifiability import Similarity
-from nonneg.metrics.sparsity import as_csr
-from nonneg.progress import track
+from nonneg import canvas, embedding, features, figures, files, losses, measures, on_images, plots, progress
+from nonneg.data import Dataset
+from nonneg.data import folder as folder_of_images
+from nonneg.data.sprites import FACTORS, factors_of
+from nonneg.errors import BadInput, unknown
+from nonneg.features import Features
+from nonneg.measures import HEAVY, LIGHT, Entry, why_no_probe
+from nonneg.run import Training
 
-Entry = dict[str, Any]
-LIGHT = (
-    "basic",
-    "sepin",
-    "retrieval",
-    "selection",
-    "spectrum",
-    "probabilities",
-    "clusters",
-    "monosemanticity",
-    "identifiability",
-    "factors",
-    "ood",
-)
-HEAVY = ("probe", "tune", "corruptions")
-ALL_ZERO = "every feature is zero on every {} sample"
-NO_LIVE = "no feature is live on the test samples"
-SEPIN_AT = (1, 10, 100)
-BYTES = (2, 4, 8, 16, 32, 64, 128)  # per vector
-BYTES_SHOWN = (4, 16, 64)
-BYTES_BY = (  # ways to shorten, bits of a value
-    (("features",), (32, 8, 4, 1)),
-    (("pca",), (8, 1)),
-    (("projection",), (8, 1)),
-    (("activations",), ()),
-)
-KEPT = (1 / 8, 1 / 4, 1)  # of the features
+SEED = 0  # of every draw in an evaluation
+VIEWED = 5000  # test images that SEPIN is measured on, at most
+PROBE_EPOCHS, TUNE_EPOCHS = 50, 30  # the paper's
+COST = {  # of a measure beside others, about the seconds on two cores for 50,000 + 10,000 images; 1 where not named
+    "linear_probe": 16,
+    "knn": 15,
+    "linear_probe_z": 16,
+    "knn_z": 15,
+    "sepin": 10,
+    "retrieval": 40,
+    "selection": 30,
+    "spectrum": 2,
+    "clusters": 30,
+    "monosemanticity": 2,
+    "identifiability": 2,  # for each pair of runs and each similarity
+    "factors": 25,
+}
 
 
-class Features(Protocol):
-    """What is measured: backbone outputs h (N x d), features z (N x D, sparse or dense), labels (N) where known."""
+@dataclass(frozen=True)
+class Asked:
+    """Which groups of measures, and what some of them need beside the run; nothing asked for is the basic group."""
 
-    @property
-    def h(self) -> np.ndarray: ...
-    @property
-    def z(self) -> Any: ...
-    @property
-    def labels(self) -> np.ndarray | None: ...
+    all: bool = False
+    only: tuple[str, ...] = ()
+    heavy: bool = False
+    subset: int | None = None  # so many training and test images for the heavy groups
+    judge: Path | None = None
+    against: tuple[Path, ...] = ()
+    ood: tuple[str, ...] = ()  # NAME=FOLDER
+
+    def groups(self) -> list[str]:
+        """The groups to be measured, where the data allow it."""
+        for name in self.only:
+            if name not in (*LIGHT, *HEAVY):
+                raise unknown("group of measures", name, (*LIGHT, *HEAVY))
+        if self.only and self.all:
+            raise BadInput("--all is every group and --only a part: give one of them")
+        if self.subset is not None and (self.subset < 1 or not (self.heavy or set(self.only) & set(HEAVY))):
+            raise BadInput(f"--subset {self.subset} shortens the heavy measures: give 1 or more, and --heavy")
+        for flag, given, group in (
+            ("--judge", self.judge, "monosemanticity"),
+            ("--against", self.against, "identifiability"),
+            ("--ood", self.ood, "ood"),
+        ):
+            if given and self.only and group not in self.only:
+                raise BadInput(f"{flag} is for the group {group}, which --only leaves out: add it, or leave {flag} out")
+        names = [text.partition("=")[0] for text in self.ood]
+        if len(set(names)) < len(names):
+            raise BadInput("--ood gives one name to two folders: name each differently")
+        wanted = {"basic": True, "monosemanticity": self.judge, "identifiability": self.against, "ood": self.ood}
+        light = LIGHT if self.all else [group for group in LIGHT if wanted.get(group)]
+        return list(self.only or (*light, *(HEAVY if self.heavy else ())))
 
 
-def measure(
-    train: Features,
-    test: Features,
-    *,
-    eps: float = 1e-5,
-    k: int = 10,
-    seed: int = 0,
-    device: str | torch.device | None = None,
-) -> dict[str, Entry]:
-    """Every measurement by name: its value (None where it is not defined), its definition and its parameters.
+@dataclass(frozen=True)
+class Evaluated:
+    """What was measured now, each with its definition; what was not, and why; all plots of the run."""
 
-    All are taken on the test features, but for expected activation and what the probes learn from. What needs labels
-    is left out where there are none; the probes also where the training data have a single class, or single samples.
+    measured: dict[str, Entry]
+    skipped: dict[str, str]
+    plots: list[Path]
+
+
+def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = None) -> Evaluated:
+    """Measure a run on its own data; entries are written to metrics.json and plots to RUN/plots.
+
+    What earlier calls measured stays in metrics.json until its group is measured again, or model or images change.
     """
-    todo = basic(train, test, eps=eps, k=k, seed=seed, device=device)
-    return {name: take() for name, take in track(todo.items(), "measuring", len(todo))}
+    asked = asked or Asked()
+    groups, run = asked.groups(), embedding.finished_run(folder, data_root)
+    data = {split: run.load(split) for split in ("train", "test")}
+    others = [_other_run(place, folder) for place in (asked.judge, *asked.against) if place is not None]
+    if len({place.resolve() for place in asked.against}) < len(asked.against):
+        raise BadInput("--against names a run twice, which would agree with itself: name each once")
+    places = [_elsewhere(text, data["train"]) for text in asked.ood]
+    path = folder / "metrics.json"
+    with files.locked(folder):  # before another evaluation of this run, going on beside, can add to the old entries
+        kept = {split: embedding.stored(folder, d, split, run) for split, d in data.items()}
+        if not all(kept.values()):
+            path.unlink(missing_ok=True)  # of another model, or of other images
+        before = _entries(path) if path.exists() else {}
+    made = {split: kept[split] or embedding.extracted(folder, d, split, run) for split, d in data.items()}
+    cannot = _cannot(asked, data["test"], made)
+    skipped = {group: why for group, why in cannot.items() if group in groups}
+    if asked.only and skipped:
+        group, why = next(iter(skipped.items()))
+        raise BadInput(f"{group} cannot be measured: {why}")
+    if asked.subset is not None:
+        whole = {_group(e) for e in before.values() if "subset" not in e} & set(HEAVY) & set(groups)
+        skipped |= dict.fromkeys(whole, "measured on all images before, which --subset would replace")
+    if asked.all and not asked.heavy:
+        skipped |= {group: cannot.get(group, "takes minutes; add --heavy") for group in HEAVY}
+    if "basic" in groups and (why := _no_labels(made) or why_no_probe(made["train"].labels)):
+        skipped["class consistency and probes" if _no_labels(made) else "probes"] = why
+    job = _Job(folder, run, data, made, asked, dict(others), places)
+    measured: dict[str, Entry] = {}
+    for stage in (job.light, job.heavy):
+        for found, failed in stage([group for group in groups if group not in skipped]):
+            if failed and asked.only:
+                raise BadInput(f"{failed[0]} cannot be measured: {failed[1]}")
+            skipped |= dict([failed] if failed else [])
+            measured |= found
+            add_entries(folder, found)
+    with files.locked(folder):
+        return Evaluated(measured, skipped, _write_plots(folder, _entries(path), made["test"].z))
 
 
-def basic(
-    train: Features,
-    test: Features,
-    *,
-    eps: float = 1e-5,
-    k: int = 10,
-    seed: int = 0,
-    device: str | torch.device | None = None,
-) -> dict[str, Callable[[], Entry]]:
-    """What `measure` measures, each still to be taken."""
-    if train.z.shape[1] != test.z.shape[1]:
-        raise BadInput(f"training z has {train.z.shape[1]} features, test z {test.z.shape[1]}: use one model for both")
-    todo = _unlabelled(train, test, eps=eps)
-    if test.labels is not None:
-        todo |= _labelled(test.z, test.labels, eps=eps, k=k)
-        if not why_no_probe(train.labels):
-            todo |= _probed(train, test, seed=seed, device=device)
-    return todo
+def _group(entry: Entry) -> str:
+    return entry.get("group", "basic")
 
 
-def why_no_probe(labels: np.ndarray | None) -> str:
-    """Why no probe can learn from these labels, or nothing: it takes two classes, and two samples of one of them."""
-    if labels is None:
-        return "the training data have no labels"
-    _, counts = np.unique(labels, return_counts=True)
-    if len(counts) < 2:
-        return "the training data have a single class"
-    return "" if counts.max() > 1 else "no class has two training samples"
+def _other_run(place: Path, folder: Path) -> tuple[Path, Training]:
+    if place.resolve() == folder.resolve():
+        raise BadInput(f"{place} is the run that is measured: name another one")
+    return place, embedding.finished_run(place)
 
 
-def sepin(
-    f: Any, g: Any, *, views: str, seed: int, temperature: float | None = None, few: int = 1000
-) -> dict[str, Entry]:
-    """SEPIN@1, @10, @100 and all, of the features f and g (N x D) of two views of the same images.
-
-    `views` and `seed` say how these were made. Beside it, at the temperature of training where there is one, and with
-    rows of length 1 again after a feature is dropped, which is slow and taken on `few` of the images. What asks for
-    more features than there are has no value.
-    """
-    some = np.sort(np.random.default_rng(seed).permutation(f.shape[0])[:few])
-    again = "unit length, and again after a feature is dropped"
-    made = {"views": views, "seed": seed}
-    return {
-        **_sepin("sepin", f, g, temperature=1.0, **made),
-        **(_sepin("sepin_training", f, g, temperature=temperature, **made) if temperature else {}),
-        **_sepin("sepin_renormalised", f[some], g[some], temperature=1.0, renormalise=True, rows=again, **made),
-    }
-
-
-def _sepin(
-    name: str,
-    f: Any,
-    g: Any,
-    *,
-    temperature: float,
-    renormalise: bool = False,
-    rows: str = "unit length, not again after a feature is dropped",
-    **made: Any,
-) -> dict[str, Entry]:
-    values = metrics.sepin(f, g, temperature=temperature, weights="mean", renormalise=renormalise)
-    how = {"images": f.shape[0], **made, "temperature": temperature, "weights": "mean", "rows": rows}
-    loss = "rise of the contrastive loss between two views of the test images when the feature is dropped, in nats"
-    found = {
-        f"{name}@{k}": entry(
-            metrics.sepin_at(values, k) if k <= len(values) else math.nan,
-            f"mean of the {k} largest of: {loss}",
-            why=f"there are {len(values)} features",
-            k=k,
-            **how,
-        )
-        for k in SEPIN_AT
-    }
-    all_of_them = entry(metrics.sepin_at(values, len(values)), f"mean over all features of: {loss}", **how)
-    return found | {f"{name}@all": all_of_them | {"each": _numbers(values)}}
-
-
-def retrieval(
-    train: Features, test: Features, *, k: int = 10, device: str | torch.device | None = None
-) -> dict[str, Entry]:
-    """Precision@k and mAP@k of z by cosine, each test sample against all others, and precision by prefix of features.
-
-    k is at most the number of other samples. Prefixes hold the features of largest expected activation on training
-    data: 1, 2, 4 and so on, and all.
-    """
-    d, k = test.z.shape[1], min(k, test.z.shape[0] - 1)
-    order = np.argsort(-metrics.expected_activation(train.z, absolute=True), kind="stable")
-    sizes = [2**i for i in range(d.bit_length()) if 2**i < d] + [d]
-    sweep = metrics.retrieval_by_prefix(test.z, test.labels, order, sizes, k=k, device=device)
-    whole = sweep[-1]
-    how = {"k": k, "queries": whole["queries"], "left_out": whole["left_out"]}
-    precision = f"share of the {k} nearest test samples by cosine of z that have the query's class, mean over queries"
-    average = "mean average precision of the same, by "
-    by = {
-        "": (whole["map_min"], "min(k, R), R the other samples of the query's class"),
-        "_hits": (whole["map_hits"], "the right ones among the k nearest"),
-        "_relevant": (whole["map_relevant"], "R, the other samples of the query's class"),
-    }
-    chance = entry(
-        _chance_of_a_pair(test.labels), "share of right answers among random test samples, mean over queries"
+def _elsewhere(text: str, train: Dataset) -> on_images.Elsewhere:
+    return on_images.elsewhere(
+        text, folder_of_images, train.classes, channels=train.channels, image_size=train.image_size
     )
-    each = {"features": sizes, "precision": _numbers([s["precision"] for s in sweep])}
-    known = math.nan if _all_zero(test.z) else 1.0  # where all samples are alike any is nearest
-    how["why"] = ALL_ZERO.format("test")
-    return {
-        f"precision@{k}": entry(known * whole["precision"], precision, **how) | {"each": each},
-        **{f"map@{k}{name}": entry(known * value, average + text, **how) for name, (value, text) in by.items()},
-        "precision_chance": chance,
+
+
+def _no_labels(made: dict[str, Features]) -> str:
+    without = [split for split, f in made.items() if f.labels is None]
+    return f"the {' and '.join(without)} data have no labels" if without else ""
+
+
+def _cannot(asked: Asked, test: Dataset, made: dict[str, Features]) -> dict[str, str]:
+    """Why a group cannot be measured, for those that cannot."""
+    unlabelled, no_probe = _no_labels(made), _no_labels(made) or why_no_probe(made["train"].labels)
+    signed = any(bool((f.z.data < 0).any()) for f in made.values())
+    why = {
+        "retrieval": unlabelled,
+        "selection": unlabelled,
+        "probabilities": "features of this run are negative, and probabilities are not" * signed,
+        "clusters": unlabelled,
+        "monosemanticity": "" if asked.judge else "it needs another run's eyes; name one with --judge RUN",
+        "identifiability": "" if asked.against else "it compares runs; name others of this data with --against RUN ...",
+        "factors": "" if test.name == "sprites" else f"the factors of {test.name} are not known, only those of sprites",
+        "ood": no_probe or ("" if asked.ood else "name a labelled folder of other images with --ood NAME=FOLDER"),
+        **dict.fromkeys(HEAVY, no_probe),
     }
+    return {group: reason for group, reason in why.items() if reason}
 
 
-def selected(
-    train: Features,
-    test: Features,
-    *,
-    k: int = 10,
-    queries: int = 1000,
-    samples: int = 5000,
-    seed: int = 0,
-    device: str | torch.device | None = None,
-) -> dict[str, Entry]:
-    """How short z may be: precision@k against bytes per vector, and probe and precision with a share of the features.
+def fixes_scale(run: Training) -> bool:
+    """Whether the run's loss gives the length of features a meaning; a loss of cosines, or of labels, does not."""
+    loss = getattr(run, "loss", None)
+    knobs = loss.keywords if isinstance(loss, partial) else {}
+    return getattr(loss, "func", loss) is losses.spectral and not knobs.get("normalise")
 
-    At most so many test samples are queries, and at most so many training samples are learned from, drawn at random.
+
+def _temperature(run: Training) -> float | None:
+    """The temperature of the run's loss, where it has one."""
+    loss = getattr(run, "loss", None)
+    knobs = inspect.signature(loss).parameters if loss else {}
+    found = knobs["temperature"].default if "temperature" in knobs else None
+    return found if isinstance(found, float) else None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A run, its data and features, and what is asked of it; each stage yields what it found, or what failed."""
+
+    folder: Path
+    run: Training
+    data: dict[str, Dataset]
+    made: dict[str, Features]
+    asked: Asked
+    others: dict[Path, Training]
+    places: list[on_images.Elsewhere]
+
+    def light(self, groups: list[str]) -> Iterator[tuple[dict[str, Entry], tuple[str, str] | None]]:
+        """The groups that need features alone, under one bar; what they need of other runs is embedded first."""
+        train, test, device = self.made["train"], self.made["test"], self.run.torch_device()
+        todo: list[tuple[str, int, Callable[[], dict[str, Entry]]]] = []  # group, cost, what to do
+        if "basic" in groups:
+            for name, take in measures.basic(train, test, device=device).items():
+                todo.append(("basic", COST.get(name, 1), lambda name=name, take=take: {name: take()}))
+        if "sepin" in groups:
+            f, g, how = self.views()
+            of = partial(measures.sepin, f.z, g.z, views=how, seed=SEED, temperature=_temperature(self.run))
+            todo.append(("sepin", COST["sepin"], of))
+        if "retrieval" in groups:
+            todo.append(("retrieval", COST["retrieval"], lambda: measures.retrieval(train, test, device=device)))
+        if "selection" in groups:
+            todo.append(("selection", COST["selection"], lambda: measures.selected(train, test, device=device)))
+        if "spectrum" in groups:
+            todo.append(("spectrum", COST["spectrum"], lambda: measures.spectrum(train, test)))
+        if "probabilities" in groups:
+            scaled = fixes_scale(self.run)
+            todo.append(("probabilities", 1, lambda: measures.probabilities(train, test, scaled=scaled)))
+        if "clusters" in groups:
+            todo.append(("clusters", COST["clusters"], lambda: measures.clusters(test, seed=SEED)))
+        if "monosemanticity" in groups and self.asked.judge:
+            judge, name = self.by(self.asked.judge).h, str(self.asked.judge)
+            cost = COST["monosemanticity"]
+            todo.append(("monosemanticity", cost, lambda: measures.monosemanticity(test.z, judge, name=name)))
+        if "identifiability" in groups:
+            zs, names = [test.z, *(self.by(r).z for r in self.asked.against)], [str(r) for r in self.asked.against]
+            cost = COST["identifiability"] * len(zs) * (len(zs) - 1)
+            todo.append(("identifiability", cost, lambda: measures.identifiability(zs, names=names)))
+        if "factors" in groups:
+            table = factors_of(test.ids)
+            todo.append(("factors", COST["factors"], lambda: measures.factors(test.z, table, names=list(FACTORS))))
+        measured: dict[str, Entry] = {}
+        if not todo:
+            return
+        with progress.bar("measuring", sum(cost for _, cost, _ in todo)) as advance:
+            for group, cost, take in todo:
+                advance(0, note=group)
+                found, failed = _attempt(group, take)
+                measured |= found
+                if failed:
+                    yield {}, failed
+                advance(cost)
+        yield measured, None
+
+    def heavy(self, groups: list[str]) -> Iterator[tuple[dict[str, Entry], tuple[str, str] | None]]:
+        """The groups that look at images, each with a bar of its own."""
+        if not set(groups) & {"ood", *HEAVY}:
+            return
+        model, device, seed = embedding.load_model(self.folder, self.run), self.run.torch_device(), SEED
+        short = {split: self.short(split) for split in self.data}
+        probe = None
+        if set(groups) & {"ood", "corruptions"}:
+            probe = on_images.clean_probe(self.made["train"], self.made["test"], device=device)
+        for place in self.places if "ood" in groups else ():
+            assert probe is not None
+            yield _attempt("ood", lambda p=place: on_images.out_of_distribution(model, probe, p, device=device))
+        for group, epochs in (("probe", PROBE_EPOCHS), ("tune", TUNE_EPOCHS)):
+            if group in groups:
+                probed = partial(on_images.probed, model, short["train"], short["test"], tune=group == "tune")
+                yield self.marked(_attempt(group, partial(probed, epochs=epochs, seed=seed, device=device)))
+        if "corruptions" in groups:
+            assert probe is not None
+            damaged = partial(on_images.corrupted, model, probe, short["test"], seed=seed, device=device)
+            yield self.marked(_attempt("corruptions", damaged))
+
+    def marked(
+        self, attempt: tuple[dict[str, Entry], tuple[str, str] | None]
+    ) -> tuple[dict[str, Entry], tuple[str, str] | None]:
+        """The same entries, saying so where they are of a subset."""
+        found, failed = attempt
+        of = [len(self.short(split)) for split in ("train", "test")]
+        if of == [len(self.data[split]) for split in ("train", "test")]:
+            return attempt
+        said = f"{of[0]} training and {of[1]} test images"
+        return {
+            k: {**e, "definition": f"tried on {said} (--subset): {e['definition']}", "subset": said}
+            for k, e in found.items()
+        }, failed
+
+    def short(self, split: str) -> Dataset:
+        """The images of a split, or as many as --subset says, as equally over the classes as can be."""
+        data, n = self.data[split], self.asked.subset
+        if n is None or n >= len(data):
+            return data
+        labels = None if data.labels is None else data.labels.numpy()
+        if labels is not None and n < (classes := len(np.unique(labels))):
+            raise BadInput(f"--subset {n} is fewer images than the {classes} classes: give {2 * classes} or more")
+        return data.subset(figures.sample_rows(labels, n, total=len(data), seed=SEED).tolist())
+
+    def by(self, place: Path) -> Features:
+        """This run's test images as another run's model sees them."""
+        other = self.others[place]
+        found = embedding.embed(place, self.data["test"], "test", other)
+        if found.ids != self.made["test"].ids:
+            raise BadInput(f"{place} cannot read the same test images as {self.folder}: evaluate both again")
+        return found
+
+    def views(self) -> tuple[Features, Features, str]:
+        """Features of two views of at most 5,000 test images, kept in the run folder, and how they were made."""
+        how = self.run.to_json()["augment"]
+        data = self.data["test"]
+        data = on_images.sampled(data, VIEWED, seed=SEED)
+        model = hashlib.sha256((self.folder / "model.safetensors").read_bytes()).hexdigest()
+        key = hashlib.sha256(f"{model} {data.fingerprint()} {how} {SEED}".encode()).hexdigest()[:16]
+        paths = [self.folder / "features" / f"{data.name}-view{i}-{key}.npz" for i in (1, 2)]
+        try:
+            first, second = (features.load(path) for path in paths)
+        except BadInput:  # not there, or damaged: made again
+            encoder, device = embedding.load_model(self.folder, self.run), self.run.torch_device()
+            first, second = on_images.two_views(encoder, data, self.run.augment, seed=SEED, device=device)
+            for path, view in zip(paths, (first, second), strict=True):
+                view.save(path)
+        return first, second, how
+
+
+def _attempt(group: str, take: Callable[[], dict[str, Entry]]) -> tuple[dict[str, Entry], tuple[str, str] | None]:
+    """What a group measured, or that it cannot, and why."""
+    try:
+        found = take()
+    except BadInput as error:
+        return {}, (group, str(error))
+    return (found if group == "basic" else {name: {**e, "group": group} for name, e in found.items()}), None
+
+
+def _entries(path: Path) -> dict[str, Entry]:
+    measured = files.read_json(path)
+    if not isinstance(measured, dict) or not all(isinstance(v, dict) and "value" in v for v in measured.values()):
+        raise BadInput(f"{path} is damaged; remove it, and nonneg evaluate {path.parent} writes it anew")
+    return measured
+
+
+def add_entries(folder: Path, found: dict[str, Entry]) -> None:
+    """metrics.json with these entries, in place of all that it held of their groups; whole groups are given.
+
+    One line an entry, so that the numbers of 2,048 features do not take 2,048 lines.
     """
-    assert test.labels is not None
-    rng = np.random.default_rng(seed)
-    asked, learned = (np.sort(rng.permutation(f.z.shape[0])[:most]) for f, most in ((test, queries), (train, samples)))
-    z, k, width = train.z[learned], min(k, test.z.shape[0] - 1), test.z.shape[1]
-    rows = [
-        row
-        for ways, bits in BYTES_BY
-        for row in selection.curve(
-            z,
-            test.z,
-            test.labels,
-            budgets=BYTES,
-            reductions=ways,
-            bits=bits,
-            k=k,
-            queries=asked,
-            rng=np.random.default_rng(seed),
-            device=device,
-        )
-    ]
-    how: dict[str, Any] = {"k": k, "queries": len(asked), "training_samples": len(learned), "seed": seed}
-    text = f"precision@{k} (group retrieval) of {len(asked)} test samples as queries, drawn at random, with "
-    whole = next(row for row in rows if row.kept == width and row.bytes == selection.bytes_per_vector(width, bits=32))
-    found = {"precision_bytes_whole": entry(whole.precision, f"{text}all features in floats", bytes=whole.bytes, **how)}
-    found["precision_bytes_whole"]["each"] = [
-        {"method": row.method, "bytes": row.bytes, "precision": _numbers([row.precision])[0]} for row in rows
-    ]
-    largest = [row for row in rows if row.method.startswith("activations")]
-    for size in BYTES_SHOWN:
-        row = max((row for row in largest if row.bytes <= size), key=lambda row: row.bytes)
-        found[f"precision_bytes_{size}"] = entry(
-            row.precision,
-            f"{text}each sample's largest activations in {size} bytes: an index and 8 bits each, in steps taken from "
-            f"{len(learned)} training samples",
-            kept=row.kept,
-            bytes=row.bytes,
-            **how,
-        )
-    return found | _kept(train, test, asked, learned, k=k, how=how, seed=seed, device=device)
+    path, again = folder / "metrics.json", {_group(e) for e in found.values()} - {"ood"}  # each folder is its own
+    with files.locked(folder):
+        there = _entries(path) if path.exists() else {}
+        entries = {name: e for name, e in there.items() if _group(e) not in again} | found
+        lines = (f"  {json.dumps(name)}: {json.dumps(e, allow_nan=False)}" for name, e in entries.items())
+        files.write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def _kept(
-    train: Features,
-    test: Features,
-    asked: np.ndarray,
-    learned: np.ndarray,
-    *,
-    k: int,
-    how: dict[str, Any],
-    seed: int,
-    device: str | torch.device | None,
-) -> dict[str, Entry]:
-    """Probe and precision with the features of largest expected activation, and with as many at random."""
-    assert test.labels is not None
-    y, z, of_test = None if train.labels is None else train.labels[learned], as_csr(train.z)[learned], as_csr(test.z)
-    width, relu = z.shape[1], not (z.data < 0).any()
-    own = {"activation": ("activation", relu, relu), "random": ("random", False, relu)}
-    sizes = sorted({max(1, round(share * width)) for share in KEPT})
-    accuracy: dict[tuple[bool, tuple[int, ...]], float] = {}  # all features are the same whatever their order
-    rows = []
-    for by, in_ranking, in_features in own.values() if relu else selection.WAYS:
-        order = selection.rank(z, by=by, relu=in_ranking, rng=np.random.default_rng(seed))
-        here, there = (x.maximum(0) if in_features else x for x in (z, of_test))
-        near = metrics.retrieval_by_prefix(there, test.labels, order, sizes, k=k, queries=asked, device=device)
-        for size, retrieved in zip(sizes, near, strict=True):
-            chosen = tuple(sorted(order[:size].tolist()))
-            if y is not None and not why_no_probe(y) and (in_features, chosen) not in accuracy:
-                kept = (selection.keep_features(x, np.array(chosen)) for x in (here, there))
-                probe = probes.linear_probe(next(kept), y, next(kept), test.labels, seed=seed, device=device)
-                accuracy[in_features, chosen] = probe.accuracy
-            rows.append({
-                "by": by,
-                "relu_in_ranking": in_ranking,
-                "relu_in_features": in_features,
-                "kept": size,
-                "precision": _numbers([retrieved["precision"]])[0],
-                "probe": accuracy.get((in_features, chosen)),
-            })  # fmt: skip
-    quarter = max(1, round(width / 4))
-    shown = {
-        row["by"]: row
-        for row in rows
-        if (row["kept"], row["by"], row["relu_in_ranking"], row["relu_in_features"]) == (quarter, *own[row["by"]])
-    }
-    said = "a quarter of the features, those of largest expected activation on training samples"
-    texts = {
-        "precision": f"precision@{k} (group retrieval) of {len(asked)} test samples as queries, with {said}",
-        "probe": f"test accuracy of logistic regression on {said}, {len(learned)} of which it learns from",
-    }
-    return {
-        f"kept_{key}": entry(shown["activation"][key], text, kept=quarter, random=shown["random"][key], **how)
-        | {"each": [{n: v for n, v in row.items() if n not in texts or n == key} for row in rows]}
-        for key, text in texts.items()
-        if shown["activation"][key] is not None
-    }
+def _write_plots(folder: Path, measured: dict[str, Entry], z: Any) -> list[Path]:
+    """A picture for each group that has one; those of groups no longer measured go."""
+    colour = (canvas.SIGNED_RUNS if (z.data < 0).any() else canvas.NONNEG_RUNS)[0]
+    drawn = {folder / "plots" / f"{name}.png": draw(measured, colour) for name, draw in plots.PLOTS.items()}
+    for path, picture in drawn.items():
+        if picture is None:
+            path.unlink(missing_ok=True)
+            continue
+        with files.atomic(path) as temporary:
+            temporary.write_bytes(picture)
+    return [path for path, picture in drawn.items() if picture is not None]
 
 
-def spectrum(train: Features, test: Features) -> dict[str, Entry]:
-    """How many directions and how many features carry the data; no value where every feature is zero."""
-    values = metrics.eigenvalues(test.z)
-    used = metrics.activation_spectrum(train.z, absolute=True)
-    found = {
-        "eigenvalues_top": entry(
-            _share_of_largest(values, 10),
-            "share of the 10 largest eigenvalues of the mean of z z^T over test samples, not centred, in their sum",
-            why=ALL_ZERO.format("test"),
-            largest=10,
-        )
-        | {"each": _numbers(_shares(values))},
-        "eigenvalues_90": entry(
-            _how_many(values, 0.9),
-            "how many of the largest eigenvalues hold 90 % of their sum",
-            why=ALL_ZERO.format("test"),
-        ),
-        "activations_90": entry(
-            _how_many(used, 0.9),
-            "how many of the most used features hold 90 % of the total expected activation (training samples)",
-            why=ALL_ZERO.format("training"),
-        )
-        | {"each": _numbers(_shares(used))},
-    }
-    if train.labels is not None:
-        classes = len(np.unique(train.labels))
-        found["activation_fall"] = entry(
-            metrics.fall_after(used, classes),
-            "1 - EA_2C / EA_C, EA_i the i-th largest expected activation (training samples), C the number of classes: "
-            "0 where features are used alike, 1 where C of them are used and no more",
-            why=f"there are {len(used)} features, and 2C is {2 * classes}"
-            if len(used) < 2 * classes
-            else f"fewer than C = {classes} features are used at all",
-            classes=classes,
-        )
-    return found
-
-
-def probabilities(train: Features, test: Features, *, scaled: bool, bins: int = 10) -> dict[str, Entry]:
-    """Non-negative features read as P(c_j) and P(c_j|x), and how far these are from summing to 1; with labels, P(y|x).
-
-    `scaled` says that the loss fixes the length of features; else rows are scaled so that the P(c_j) sum to 1, and
-    everything is a heuristic.
-    """
-    a, b = (train.z, test.z) if scaled else (metrics.on_scale(z, train.z) for z in (train.z, test.z))
-    prior = metrics.latent_prior(a)
-    posterior = metrics.latent_posterior(b, prior)
-    rows = np.asarray(posterior.sum(axis=1)).ravel()
-    how: dict[str, Any] = {"scale": "the loss's" if scaled else "rows of one length, by which the P(c) sum to 1"}
-    said = "" if scaled else "heuristic, since the loss leaves the length of features open: "
-    share = _shares(prior[prior > 0])
-    edges = np.linspace(0, 2, 41)
-    shown = np.histogram(rows.clip(0, 2), edges)[0] / len(rows)
-    found = {
-        "latent_total": entry(
-            float(prior.sum()),
-            f"{said}sum of P(c) = (mean of z)^2 over features, training samples; 1 {'in theory' if scaled else 'so'}",
-            **how,
-        )
-        | {"each": _numbers(prior)},
-        "latent_row_sum": entry(
-            float(rows.mean()),
-            said + "sum of P(c|x) = z sqrt(P(c)) over features, mean over test samples; 1 for each of them in theory",
-            deviation=float(rows.std()),
-            **how,
-        )
-        | {"each": {"edges": _numbers(edges), "share": _numbers(shown)}},
-        "latent_row_off": entry(
-            float(np.abs(rows - 1).mean()), said + "|sum of P(c|x) - 1|, mean over test samples; 0 in theory", **how
-        ),
-        "latent_above_one": entry(
-            float((posterior.data > 1).mean()) if posterior.nnz else math.nan,
-            said + "share of the P(c|x) other than zero that are above 1, which no probability is",
-            why="every P(c|x) is zero",
-            **how,
-        ),
-        "latent_classes": entry(
-            float(np.exp(-(share * np.log(share)).sum())) if len(share) else math.nan,
-            said + "how many latent classes there are in effect: exp of the entropy of P(c)",
-            why="every P(c) is zero",
-            **how,
-        ),
-    }
-    if train.labels is not None and test.labels is not None:
-        found["latent_calibration_error"] = _calibrated(a, train.labels, b, test.labels, said=said, bins=bins, **how)
-    return found
-
-
-def _calibrated(a: Any, y: np.ndarray, b: Any, answer: np.ndarray, *, said: str, bins: int, **how: Any) -> Entry:
-    classes = 1 + int(max(y.max(), answer.max()))
-    whole = np.asarray(b @ metrics.one_class_head(metrics.counted_head(a, y, classes)))
-    total = whole.sum(axis=1, keepdims=True)
-    shares = np.where(total > 0, whole / np.where(total > 0, total, 1), 1 / classes)
-    found = metrics.calibration(shares, answer, bins=bins)
-    each = {"confidence": found.confidence, "accuracy": found.accuracy, "share": found.share}
-    return entry(
-        found.error,
-        said + "|accuracy - confidence|, mean over test samples in equal bins of confidence, the largest of P(y|x) = "
-        "sum of P(c|x) P(y|c), scaled to sum to 1 over labels; P(y|c) is counted on training samples",
-        accuracy=float((shares.argmax(axis=1) == answer).mean()),
-        confidence=float(shares.max(axis=1).mean()),
-        unscaled=metrics.calibration(whole, answer, bins=bins).error,
-        bins=bins,
-        **how,
-    ) | {"each": {name: _numbers(values) for name, values in each.items()}}
-
-
-def clusters(test: Features, *, most: int = 10_000, seed: int = 0) -> dict[str, Entry]:
-    """Each sample's largest feature as its cluster, beside k-means and spectral clustering of the same features.
-
-    At most so many test samples are taken, drawn at random; k-means also with as many clusters as there are largest
-    features, since purity rises with their number.
-    """
-    assert test.labels is not None
-    n = test.z.shape[0]
-    chosen = np.sort(np.random.default_rng(seed).permutation(n)[:most])
-    z, labels = test.z[chosen], test.labels[chosen]
-    classes = len(np.unique(labels))
-    if classes < 2:
-        raise BadInput("the test data have a single class: no clusters are to be told apart")
-    largest = metrics.by_largest(z)
-    kinds = len(np.unique(largest))
-    ways = {
-        "argmax": ("the largest feature as the cluster", largest),
-        "kmeans": (
-            f"k-means of unit rows, {classes} clusters as there are classes",
-            metrics.k_means(z, classes, seed=seed),
-        ),
-        "kmeans_many": (
-            f"k-means of unit rows, {kinds} clusters as there are largest features",
-            metrics.k_means(z, kinds, seed=seed),
-        ),
-    }
-    if 2 * classes < len(labels):  # fewer samples have not that many eigenvectors
-        by_graph = metrics.spectral_clustering(z, classes, seed=seed)
-        ways["spectral"] = (f"spectral clustering of 10 nearest by cosine, {classes} clusters", by_graph)
-    found = {}
-    known = math.nan if _all_zero(z) else 1.0  # where all samples are alike there are no clusters
-    for name, (text, cluster) in ways.items():
-        agrees = metrics.agreement(cluster, labels)
-        how = {"clusters": agrees.clusters, "samples": len(labels), "seed": seed, "why": ALL_ZERO.format("test")}
-        found |= {
-            f"{name}_nmi": entry(
-                known * agrees.nmi, f"normalised mutual information of class and cluster: {text}", **how
-            ),
-            f"{name}_purity": entry(
-                known * agrees.purity, f"share of test samples of their cluster's most frequent class: {text}", **how
-            ),
-            f"{name}_accuracy": entry(
-                known * agrees.accuracy,
-                f"share of right samples, clusters matched to classes one to one: {text}",
-                **how,
-            ),
-        }
-    return found
-
-
-def monosemanticity(z: Any, judge: np.ndarray, *, name: str, eps: float = 1e-5) -> dict[str, Entry]:
-    """Whether a feature's images look alike to another run's backbone; `judge` is its h of the same images."""
-    found = metrics.monosemanticity(z, judge, centred=True, eps=eps)
-    how = {"judge": name, "centred": True, "threshold": eps}
-    counts = {"measured": found.measured, "single": found.single, "dead": found.dead}
-    return {
-        "monosemanticity": entry(
-            found.mean,
-            "cosine in the judge's backbone between two images of a feature, weighted by both activations, mean over "
-            "features active on two images or more",
-            why="no feature is active on two test samples",
-            **how,
-            **counts,
-        )
-        | {"each": _numbers(found.per_feature)},
-        "monosemanticity_baseline": entry(
-            found.baseline,
-            "the same of a feature equally active on all test images",
-            why="the judge sees no two test images",
-            **how,
-        ),
-    }
-
-
-def identifiability(zs: Sequence[Any], *, names: Sequence[str], eps: float = 1e-5, seed: int = 0) -> dict[str, Entry]:
-    """Whether runs find the same features: zs are features of the same images, those of the run measured first.
-
-    Beside each mean stand what shuffled images and what rotated features score.
-    """
-    found: dict[str, Entry] = {}
-    for similarity in get_args(Similarity):
-        what = f"|{similarity}|"
-        stable = metrics.stability(zs, similarity=similarity, threshold=0.5, eps=eps, seed=seed)
-        how = {"runs": list(names), "threshold": eps, "seed": seed}
-        key = f"identifiability_{similarity}"
-        mean = f"{what} of matched features (one to one, live ones only), mean over features and pairs of runs"
-        found |= {
-            key: entry(stable.mean, mean, deviation_over_pairs=stable.std, **how)
-            | {"each": _numbers(stable.scores[0])},
-            f"{key}_shuffled": entry(stable.shuffled.mean, "the same when one run's images are in random order", **how),
-            f"{key}_rotated": entry(
-                stable.rotated.mean, "the same when one run's features are randomly rotated", **how
-            ),
-            f"{key}_share": entry(
-                stable.share,
-                f"share of matched features with {what} above 0.5",
-                shuffled=stable.shuffled.share,
-                rotated=stable.rotated.share,
-                **how,
-            ),
-        }
-    return found
-
-
-def factors(z: Any, table: np.ndarray, *, names: Sequence[str], seed: int = 0) -> dict[str, Entry]:
-    """MIG, SAP and DCI of test features against the known factors of their images, N x F, but for constant ones."""
-    mig, sap, dci = metrics.mig(z, table), metrics.sap(z, table, seed=seed), metrics.dci(z, table, seed=seed)
-    constant = [names[i] for i in mig.constant]
-    left_out: dict[str, Any] = {"left_out_as_constant": constant} if constant else {}
-
-    def by(values: np.ndarray) -> dict[str, float | None]:
-        return dict(zip((names[i] for i in mig.used), _numbers(values), strict=True))
-
-    gap = "between the two best features for a factor, mean over factors"
-    forests = "in forests that tell each factor from all features"
-    return {
-        "mig": entry(mig.score, f"gap of mutual information / entropy {gap}", bins=20, binning="width", **left_out)
-        | {"each": by(mig.gaps)},
-        "sap": entry(sap.score, f"gap of accuracy {gap}", bins=20, binning="width", seed=seed, **left_out)
-        | {"each": by(sap.gaps)},
-        "dci_disentanglement": entry(
-            dci.disentanglement, f"how much a feature's importance {forests} is for one factor", seed=seed, **left_out
-        ),
-        "dci_completeness": entry(
-            dci.completeness, f"how much a factor's importance {forests} is in one feature", seed=seed, **left_out
-        )
-        | {"each": by(dci.completeness_by_factor)},
-        "dci_informativeness": entry(
-            dci.informativeness,
-            "accuracy of these forests on held-out test samples, mean over factors",
-            chance=float(dci.chance_by_factor.mean()),
-            seed=seed,
-            **left_out,
-        )
-        | {"each": by(dci.accuracy_by_factor)},
-    }
-
-
-def _unlabelled(train: Features, test: Features, *, eps: float) -> dict[str, Callable[[], Entry]]:
-    z = test.z
-    at: dict[str, Any] = {"threshold": eps}
-    width = z.shape[1]
-    return {
-        "sparsity": lambda: entry(
-            metrics.sparsity(z, eps=eps), "share of features with |z| below the threshold, mean over test samples", **at
-        ),
-        "active_per_sample": lambda: entry(
-            _mean(metrics.active_per_sample(z, eps=eps)),
-            "number of features with |z| at or above the threshold, mean over test samples",
-            **at,
-        ),
-        "active_per_sample_median": lambda: entry(
-            _median(metrics.active_per_sample(z, eps=eps)),
-            "number of features with |z| at or above the threshold, median over test samples",
-            **at,
-        ),
-        "orthogonality": lambda: entry(
-            metrics.orthogonality(z, eps=eps),
-            "mean |cosine| between the columns of different live features, not centred; 0 when orthogonal",
-            why="fewer than two features are live on the test samples",
-            **at,
-        ),
-        "features": lambda: entry(width, "number of features, the columns of z"),
-        "live_features": lambda: entry(
-            metrics.live_features(z, eps=eps),
-            "number of features with |z| at or above the threshold on at least one test sample",
-            **at,
-        ),
-        "dead_features": lambda: entry(
-            width - metrics.live_features(z, eps=eps),
-            "number of features with |z| below the threshold on every test sample",
-            **at,
-        ),
-        "zero_rows": lambda: entry(metrics.zero_rows(z), "number of test samples whose features are all exactly zero"),
-        "effective_rank": lambda: entry(
-            metrics.effective_rank(z),
-            "exp of the entropy of the singular values of z, scaled to sum to 1; not centred (Roy & Vetterli 2007)",
-            why=ALL_ZERO.format("test"),
-        ),
-        "expected_activation_top": lambda: entry(
-            _share_of_largest(metrics.expected_activation(train.z, absolute=True), 10),
-            "share of the total expected activation held by the 10 largest; expected activation is the mean over "
-            "training samples of |z| / length of z",
-            why=ALL_ZERO.format("training"),
-            largest=10,
-        ),
-    }
-
-
-def _labelled(z: Any, labels: np.ndarray, *, eps: float, k: int) -> dict[str, Callable[[], Entry]]:
-    at: dict[str, Any] = {"threshold": eps}
-    return {
-        "class_consistency": lambda: (
-            entry(
-                metrics.class_consistency(z, labels, eps=eps),
-                "share of the most frequent class among the samples a feature is active on, mean over live features",
-                why=NO_LIVE,
-                **at,
-            )
-            | {"each": _numbers(metrics.per_feature_consistency(z, labels, eps=eps), digits=4)}
-        ),
-        "class_consistency_weighted": lambda: entry(
-            metrics.class_consistency(z, labels, eps=eps, weighted=True),
-            "class consistency, features weighted by the number of samples they are active on",
-            why=NO_LIVE,
-            **at,
-        ),
-        "chance": lambda: entry(
-            metrics.chance(labels), "share of the largest class: the class consistency of a feature that always fires"
-        ),
-        "top10_consistency": lambda: entry(
-            metrics.top10_consistency(z, labels, k=k, eps=eps),
-            "share of the most frequent class among the k samples of largest |z| (all active ones where fewer), "
-            "mean over live features",
-            why=NO_LIVE,
-            k=k,
-            **at,
-        ),
-        "top10_chance": lambda: entry(
-            metrics.top_k_chance(labels, k), "expected share of the most frequent class among k random samples", k=k
-        ),
-    }
-
-
-def _probed(
-    train: Features, test: Features, *, seed: int, device: str | torch.device | None
-) -> dict[str, Callable[[], Entry]]:
-    y, answer = train.labels, test.labels
-    assert y is not None and answer is not None
-
-    def linear(train_x: Any, test_x: Any, what: str) -> Entry:
-        found = probes.linear_probe(train_x, y, test_x, answer, seed=seed, device=device)
-        return entry(
-            found.accuracy,
-            f"test accuracy of logistic regression on {what}, standardised; l2 chosen on a fifth of the training data",
-            l2=found.l2,
-            validation_accuracy=found.validation_accuracy,
-            converged=found.converged,
-            seed=seed,
-        )
-
-    def nearest(train_x: Any, test_x: Any, what: str) -> Entry:
-        neighbours, temperature = probes.default_k(len(y)), 0.1
-        accuracy = probes.knn(train_x, y, test_x, answer, k=neighbours, temperature=temperature, device=device)
-        return entry(
-            accuracy,
-            f"test accuracy when the k nearest training samples by cosine of {what} vote with weight "
-            "exp(cosine / temperature)",
-            k=neighbours,
-            temperature=temperature,
-        )
-
-    def counted() -> Entry:
-        classes = 1 + int(max(y.max(), answer.max()))
-        head = metrics.counted_head(train.z, y, classes)
-        heads = head, metrics.one_class_head(head), metrics.least_squares_head(train.z, head)
-        right, one_class, least = (float(((test.z @ w).argmax(axis=1) == answer).mean()) for w in heads)
-        return entry(
-            right,
-            "test accuracy of the largest z . w_y, w_y the mean over training samples of z where the class is y, of 0 "
-            "elsewhere: the paper's closed-form head, counted in one pass",
-            one_class=one_class,
-            least_squares=least,
-        )
-
-    return {
-        "linear_probe": lambda: linear(train.h, test.h, "the backbone outputs h"),
-        "knn": lambda: nearest(train.h, test.h, "the backbone outputs h"),
-        "linear_probe_z": lambda: linear(train.z, test.z, "the features z"),
-        "knn_z": lambda: nearest(train.z, test.z, "the features z"),
-        "counted_probe_z": counted,
-    }
-
-
-def entry(value: float, definition: str, *, why: str = "the data have no samples", **parameters: Any) -> Entry:
-    """A number as it is kept; `why` says why it is not one, where it is not finite (JSON has no nan)."""
-    undefined = isinstance(value, float) and not math.isfinite(value)
-    found = {"value": None if undefined else value, "definition": definition, **parameters}
-    return found | {"why": why} if undefined else found
-
-
-def _numbers(values: Sequence[float] | np.ndarray, digits: int = 6) -> list[float | None]:
-    """Numbers for JSON, so many digits of each; None where there is none."""
-    return [float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in values]
-
-
-def _all_zero(z: Any) -> bool:
-    return metrics.zero_rows(z) == z.shape[0]
-
-
-def _chance_of_a_pair(labels: np.ndarray | None) -> float:
-    """How often another sample, drawn at random, has the query's class; over queries that have another one."""
-    assert labels is not None
-    sizes = np.unique(labels, return_counts=True)[1]
-    sizes = sizes[sizes > 1]
-    return float((sizes * (sizes - 1)).sum() / (sizes.sum() * (len(labels) - 1)))
-
-
-def _shares(values: np.ndarray) -> np.ndarray:
-    total = values.sum()
-    return values / total if total > 0 else values
-
-
-def _how_many(values: np.ndarray, share: float) -> float:
-    """How many of the largest values it takes to reach a share of their sum; nan where that is zero."""
-    reached = np.cumsum(np.sort(values)[::-1])
-    return int(np.searchsorted(reached, share * reached[-1]) + 1) if reached[-1] > 0 else math.nan
-
-
-def _mean(counts: np.ndarray) -> float:
-    return float(counts.mean()) if len(counts) else math.nan
-
-
-def _median(counts: np.ndarray) -> float:
-    return float(np.median(counts)) if len(counts) else math.nan
-
-
-def _share_of_largest(values: np.ndarray, n: int) -> float:
-    total = values.sum()
-    return float(np.sort(values)[-n:].sum() / total) if total > 0 else math.nan
+def measured_of(folder: Path, data_root: Path | None = None) -> dict[str, Entry]:
+    """What metrics.json says, the basic measures taken first if they were not yet."""
+    path, run = folder / "metrics.json", embedding.finished_run(folder, data_root)
+    splits = ((split, run.load(split)) for split in ("train", "test"))
+    if path.exists() and all(embedding.path_of(folder, d, split).exists() for split, d in splits):
+        measured = _entries(path)
+        if "sparsity" in measured:
+            return measured
+    evaluate(folder, data_root)  # never measured, or the images are no longer those that were
+    return _entries(path)

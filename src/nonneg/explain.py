@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from nonneg import classifier, figures, workflow
+from nonneg import classifier, embedding, figures
 from nonneg.canvas import DPI, GHOST, INK, MUTED, png_bytes
 from nonneg.classifier import Classifier
 from nonneg.data import Dataset
@@ -90,9 +90,9 @@ def explain_run(
         raise BadInput(f"--top is {k}: ask for at least 1 feature")
     if indices and pictures:
         raise BadInput("--index names test images and --image files: give one of them")
-    run = workflow.finished_run(folder, data_root)
+    run = embedding.finished_run(folder, data_root)
     model, test = classifier.load(folder), run.load("test")
-    made = workflow.embed(folder, test, "test", run)
+    made = embedding.embed(folder, test, "test", run)
     if pictures:
         images, labels = _read(pictures, test.image_size, test.channels), None
         ids = [str(path) for path in pictures]

@@ -18,8 +18,8 @@ from nonneg.data import Dataset, Files
 from nonneg.data.stream import in_order
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
-from nonneg.evaluate import Entry, entry
 from nonneg.features import Features
+from nonneg.measures import Entry, entry
 
 BATCH = 500
 KINDS = {"noise": slice(0, 3), "blur": slice(3, 7), "weather": slice(7, 11), "digital": slice(11, 15)}

@@ -17,6 +17,7 @@ import numpy as np
 
 from nonneg import (
     analyses,
+    embedding,
     encoder,
     engine,
     experiments,
@@ -31,14 +32,14 @@ from nonneg import (
     provenance,
     rundir,
     supervised,
-    workflow,
 )
 from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput, unknown
-from nonneg.evaluate import measure
+from nonneg.evaluate import add_entries
 from nonneg.experiments import ACCURACIES, MEASURES, AnyRun, Experiment, Found, begins, is_search, method_of
 from nonneg.loop import Interrupted, TooLittleMemory
+from nonneg.measures import measure
 from nonneg.multimodal import PairRun
 from nonneg.run import ClassifierRun, Run
 from nonneg.train import describe, train
@@ -434,7 +435,7 @@ def _run_one(
         half = {k: v.bfloat16() if v.numel() > 10_000 else v for k, v in model.state_dict().items()}
         files.write_tensors(folder / "model.bf16.safetensors", half, {"encoder": model.about})
         if experiment.probe and not is_search(run_name):  # one of the paper's tables: later measures need its features
-            test = workflow.embed(folder, data[1], "test", run)
+            test = embedding.embed(folder, data[1], "test", run)
             kept = kept_features.keep(kept_features.path_of(name, run_name, results), test, run.seed)
     mode, precision = engine.choose(run.mode, run.precision, run.torch_device())
     for numbers in evaluate(experiment, found, run, folder, model, data, before["measures"]):
@@ -488,7 +489,7 @@ def _pair_one(name: str, run_name: str, experiment: Experiment, run: PairRun, fo
     model = multimodal.trained(run, folder, train_data, f"training {run_name}")
     began = time.monotonic()
     measured = multimodal.measure(multimodal.extract(model, test_data, device=run.torch_device()))
-    workflow.add_entries(folder, measured)
+    add_entries(folder, measured)
     numbers = {k: entry["value"] for k, entry in measured.items()}
     images = train_data.images, test_data.images
     line = _line(name, run_name, experiment, run, folder, numbers, began, images)
@@ -576,9 +577,9 @@ def evaluate(
     how = {"seed": run.seed, "device": device, "mode": run.mode, "precision": run.precision}
     missing = _missing(numbers, folder.name, experiment, found)
     if "sparsity" in missing:
-        train, test = (workflow.embed(folder, d, s, run) for d, s in zip(data, ("train", "test"), strict=True))
+        train, test = (embedding.embed(folder, d, s, run) for d, s in zip(data, ("train", "test"), strict=True))
         measured = measure(train, test, device=device)
-        workflow.add_entries(folder, measured)
+        add_entries(folder, measured)
         numbers |= {k: entry["value"] for k, entry in measured.items() if entry["value"] is not None}
         numbers |= activity(test.z)
         numbers |= experiment.also(train, test)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from nonneg import workflow
-from nonneg.evaluate import Entry
+from nonneg.measures import Entry
 
 screen = Console()
 WIDEST = 24  # characters of a column

@@ -1,47 +1,17 @@
-"""What the verbs do: run folder -> features -> metrics -> report, each step reading files, so that it reruns alone."""
+"""What the other verbs do with run folders: features, select, report, demo. Each reads files, so it reruns alone."""
 
-import hashlib
-import inspect
-import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from nonneg import (
-    canvas,
-    encoder,
-    features,
-    figures,
-    files,
-    losses,
-    maps,
-    metrics,
-    names,
-    on_images,
-    plots,
-    probes,
-    progress,
-    report,
-    rundir,
-    selection,
-)
-from nonneg import evaluate as measures_of
-from nonneg.data import Dataset
-from nonneg.data import folder as folder_of_images
-from nonneg.data.sprites import FACTORS, factors_of
-from nonneg.errors import BadInput, unknown
-from nonneg.evaluate import HEAVY, LIGHT, Entry, why_no_probe
-from nonneg.features import Features
+from nonneg import embedding, evaluate, maps, metrics, names, probes, report, rundir, selection
+from nonneg.errors import BadInput
 from nonneg.figures import Column
 from nonneg.loop import Interrupted
-from nonneg.run import DIGITS, ROLES, Training
+from nonneg.run import DIGITS, ROLES
 from nonneg.train import train
 
 HEADLINE = (
@@ -55,447 +25,21 @@ HEADLINE = (
     "live_features",
     "effective_rank",
 )
-Map = Callable[[Tensor], Tensor]
-SEED = 0  # of every draw in an evaluation
-SAMPLED = 8  # images by which stored features are told from another model's
-VIEWED = 5000  # test images that SEPIN is measured on, at most
-PROBE_EPOCHS, TUNE_EPOCHS = 50, 30  # the paper's
-COST = {  # of a measure beside others, about the seconds on two cores for 50,000 + 10,000 images; 1 where not named
-    "linear_probe": 16,
-    "knn": 15,
-    "linear_probe_z": 16,
-    "knn_z": 15,
-    "sepin": 10,
-    "retrieval": 40,
-    "selection": 30,
-    "spectrum": 2,
-    "clusters": 30,
-    "monosemanticity": 2,
-    "identifiability": 2,  # for each pair of runs and each similarity
-    "factors": 25,
-}
-
-
-def features_path(folder: Path, data: Dataset, split: str, map: Map | None = None) -> Path:
-    """Where features are kept; those under another map than the model's have its name in theirs."""
-    under = "" if map is None else "-" + names.spell(map, ROLES["map"])
-    return folder / "features" / f"{data.name}-{split}{under}-{data.fingerprint()}.npz"
-
-
-def embed(folder: Path, data: Dataset, split: str, run: Training, map: Map | None = None) -> Features:
-    """Features of `data` under the run's model, kept in the run folder and reused for the same images and model.
-
-    `map` takes the place of the model's own: `maps.identity` gives the projector's signed output.
-    """
-    map = None if map is run.map else map
-    features.tell_skipped(data)
-    return stored(folder, data, split, run, map) or _extracted(folder, data, split, run, map)
-
-
-def stored(folder: Path, data: Dataset, split: str, run: Training, map: Map | None = None) -> Features | None:
-    """The features in the run folder, if they are those of these images (by the name) and this model (by a sample)."""
-    path = features_path(folder, data, split, map)
-    if not path.exists():
-        return None
-    try:
-        found = features.load(path)
-    except BadInput as error:  # a cache: made again
-        progress.say(f"{error}; making it again")
-        return None
-    if _made_by(load_model(folder, run), found, data, map):
-        return found
-    progress.say(f"{path} was not made by this model; making it again")
-    return None
-
-
-def _extracted(folder: Path, data: Dataset, split: str, run: Training, map: Map | None = None) -> Features:
-    made = features.extract(load_model(folder, run), data, device=run.torch_device(), map=map)
-    made.save(features_path(folder, data, split, map))
-    return made
-
-
-@torch.inference_mode()
-def _made_by(model: encoder.Encoder, found: Features, data: Dataset, map: Map | None) -> bool:
-    """Whether the model gives a few of these images the h and z that are stored, up to a device's rounding."""
-    rows = np.unique(np.linspace(0, len(found.ids) - 1, SAMPLED).astype(int))
-    place = {name: i for i, name in enumerate(data.ids)}
-    if not all(found.ids[row] in place for row in rows) or data.channels != model.about["channels"]:
-        return False
-    try:
-        x = data.images[torch.tensor([place[found.ids[row]] for row in rows])]
-    except BadInput:  # an image on disk that cannot be read any more: it must not have features
-        return False
-    h = model.features(x.float() / 255)
-    pairs = ((h, found.h[rows]), ((map or model.map)(model.projector(h)), found.z[rows].toarray()))
-    return all(
-        new.shape == old.shape
-        and np.allclose(new.numpy(), old, rtol=0, atol=0.02 * max(float(np.abs(old).max()), 1e-6))
-        for new, old in pairs
-    )
-
-
-def load_model(folder: Path, run: Training) -> encoder.Encoder:
-    """The run's model; where its file is damaged but the checkpoint is not, the sentence says how to rebuild it."""
-    try:
-        return encoder.load(folder)
-    except BadInput as error:
-        if (at := rundir.checkpoint_step(folder)) is None:
-            raise
-        again = f"nonneg {run.verb} {run.to_json()['data']} --out {folder} --resume"
-        raise BadInput(f"{error}; rebuild it from the checkpoint of step {at} with: {again}") from None
-
-
-def finished_run(folder: Path, data_root: Path | None = None) -> Training:
-    """The run of a folder whose training is over, with the device and the copy of the data that are here."""
-    run, _ = rundir.read_any(folder)
-    run = replace(run, device="auto", data_root=data_root or run.data_root)
-    if not (folder / "model.safetensors").exists():
-        raise BadInput(
-            f"{folder} has no model yet; finish it with: "
-            f"nonneg {run.verb} {run.to_json()['data']} --out {folder} --resume"
-        )
-    return run
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Which groups of measures, and what some of them need beside the run; nothing asked for is the basic group."""
-
-    all: bool = False
-    only: tuple[str, ...] = ()
-    heavy: bool = False
-    subset: int | None = None  # so many training and test images for the heavy groups
-    judge: Path | None = None
-    against: tuple[Path, ...] = ()
-    ood: tuple[str, ...] = ()  # NAME=FOLDER
-
-    def groups(self) -> list[str]:
-        """The groups to be measured, where the data allow it."""
-        for name in self.only:
-            if name not in (*LIGHT, *HEAVY):
-                raise unknown("group of measures", name, (*LIGHT, *HEAVY))
-        if self.only and self.all:
-            raise BadInput("--all is every group and --only a part: give one of them")
-        if self.subset is not None and (self.subset < 1 or not (self.heavy or set(self.only) & set(HEAVY))):
-            raise BadInput(f"--subset {self.subset} shortens the heavy measures: give 1 or more, and --heavy")
-        for flag, given, group in (
-            ("--judge", self.judge, "monosemanticity"),
-            ("--against", self.against, "identifiability"),
-            ("--ood", self.ood, "ood"),
-        ):
-            if given and self.only and group not in self.only:
-                raise BadInput(f"{flag} is for the group {group}, which --only leaves out: add it, or leave {flag} out")
-        names = [text.partition("=")[0] for text in self.ood]
-        if len(set(names)) < len(names):
-            raise BadInput("--ood gives one name to two folders: name each differently")
-        wanted = {"basic": True, "monosemanticity": self.judge, "identifiability": self.against, "ood": self.ood}
-        light = LIGHT if self.all else [group for group in LIGHT if wanted.get(group)]
-        return list(self.only or (*light, *(HEAVY if self.heavy else ())))
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """What was measured now, each with its definition; what was not, and why; all plots of the run."""
-
-    measured: dict[str, Entry]
-    skipped: dict[str, str]
-    plots: list[Path]
-
-
-def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = None) -> Evaluated:
-    """Measure a run on its own data; entries are written to metrics.json and plots to RUN/plots.
-
-    What earlier calls measured stays in metrics.json until its group is measured again, or model or images change.
-    """
-    asked = asked or Asked()
-    groups, run = asked.groups(), finished_run(folder, data_root)
-    data = {split: run.load(split) for split in ("train", "test")}
-    others = [_other_run(place, folder) for place in (asked.judge, *asked.against) if place is not None]
-    if len({place.resolve() for place in asked.against}) < len(asked.against):
-        raise BadInput("--against names a run twice, which would agree with itself: name each once")
-    places = [_elsewhere(text, data["train"]) for text in asked.ood]
-    path = folder / "metrics.json"
-    with files.locked(folder):  # before another evaluation of this run, going on beside, can add to the old entries
-        kept = {split: stored(folder, d, split, run) for split, d in data.items()}
-        if not all(kept.values()):
-            path.unlink(missing_ok=True)  # of another model, or of other images
-        before = _entries(path) if path.exists() else {}
-    made = {split: kept[split] or _extracted(folder, d, split, run) for split, d in data.items()}
-    cannot = _cannot(asked, data["test"], made)
-    skipped = {group: why for group, why in cannot.items() if group in groups}
-    if asked.only and skipped:
-        group, why = next(iter(skipped.items()))
-        raise BadInput(f"{group} cannot be measured: {why}")
-    if asked.subset is not None:
-        whole = {_group(e) for e in before.values() if "subset" not in e} & set(HEAVY) & set(groups)
-        skipped |= dict.fromkeys(whole, "measured on all images before, which --subset would replace")
-    if asked.all and not asked.heavy:
-        skipped |= {group: cannot.get(group, "takes minutes; add --heavy") for group in HEAVY}
-    if "basic" in groups and (why := _no_labels(made) or why_no_probe(made["train"].labels)):
-        skipped["class consistency and probes" if _no_labels(made) else "probes"] = why
-    job = _Job(folder, run, data, made, asked, dict(others), places)
-    measured: dict[str, Entry] = {}
-    for stage in (job.light, job.heavy):
-        for found, failed in stage([group for group in groups if group not in skipped]):
-            if failed and asked.only:
-                raise BadInput(f"{failed[0]} cannot be measured: {failed[1]}")
-            skipped |= dict([failed] if failed else [])
-            measured |= found
-            add_entries(folder, found)
-    with files.locked(folder):
-        return Evaluated(measured, skipped, _write_plots(folder, _entries(path), made["test"].z))
-
-
-def _group(entry: Entry) -> str:
-    return entry.get("group", "basic")
-
-
-def _other_run(place: Path, folder: Path) -> tuple[Path, Training]:
-    if place.resolve() == folder.resolve():
-        raise BadInput(f"{place} is the run that is measured: name another one")
-    return place, finished_run(place)
-
-
-def _elsewhere(text: str, train: Dataset) -> on_images.Elsewhere:
-    return on_images.elsewhere(
-        text, folder_of_images, train.classes, channels=train.channels, image_size=train.image_size
-    )
-
-
-def _no_labels(made: dict[str, Features]) -> str:
-    without = [split for split, f in made.items() if f.labels is None]
-    return f"the {' and '.join(without)} data have no labels" if without else ""
-
-
-def _cannot(asked: Asked, test: Dataset, made: dict[str, Features]) -> dict[str, str]:
-    """Why a group cannot be measured, for those that cannot."""
-    unlabelled, no_probe = _no_labels(made), _no_labels(made) or why_no_probe(made["train"].labels)
-    signed = any(bool((f.z.data < 0).any()) for f in made.values())
-    why = {
-        "retrieval": unlabelled,
-        "selection": unlabelled,
-        "probabilities": "features of this run are negative, and probabilities are not" * signed,
-        "clusters": unlabelled,
-        "monosemanticity": "" if asked.judge else "it needs another run's eyes; name one with --judge RUN",
-        "identifiability": "" if asked.against else "it compares runs; name others of this data with --against RUN ...",
-        "factors": "" if test.name == "sprites" else f"the factors of {test.name} are not known, only those of sprites",
-        "ood": no_probe or ("" if asked.ood else "name a labelled folder of other images with --ood NAME=FOLDER"),
-        **dict.fromkeys(HEAVY, no_probe),
-    }
-    return {group: reason for group, reason in why.items() if reason}
-
-
-def fixes_scale(run: Training) -> bool:
-    """Whether the run's loss gives the length of features a meaning; a loss of cosines, or of labels, does not."""
-    loss = getattr(run, "loss", None)
-    knobs = loss.keywords if isinstance(loss, partial) else {}
-    return getattr(loss, "func", loss) is losses.spectral and not knobs.get("normalise")
-
-
-def _temperature(run: Training) -> float | None:
-    """The temperature of the run's loss, where it has one."""
-    loss = getattr(run, "loss", None)
-    knobs = inspect.signature(loss).parameters if loss else {}
-    found = knobs["temperature"].default if "temperature" in knobs else None
-    return found if isinstance(found, float) else None
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A run, its data and features, and what is asked of it; each stage yields what it found, or what failed."""
-
-    folder: Path
-    run: Training
-    data: dict[str, Dataset]
-    made: dict[str, Features]
-    asked: Asked
-    others: dict[Path, Training]
-    places: list[on_images.Elsewhere]
-
-    def light(self, groups: list[str]) -> Iterator[tuple[dict[str, Entry], tuple[str, str] | None]]:
-        """The groups that need features alone, under one bar; what they need of other runs is embedded first."""
-        train, test, device = self.made["train"], self.made["test"], self.run.torch_device()
-        todo: list[tuple[str, int, Callable[[], dict[str, Entry]]]] = []  # group, cost, what to do
-        if "basic" in groups:
-            for name, take in measures_of.basic(train, test, device=device).items():
-                todo.append(("basic", COST.get(name, 1), lambda name=name, take=take: {name: take()}))
-        if "sepin" in groups:
-            f, g, how = self.views()
-            of = partial(measures_of.sepin, f.z, g.z, views=how, seed=SEED, temperature=_temperature(self.run))
-            todo.append(("sepin", COST["sepin"], of))
-        if "retrieval" in groups:
-            todo.append(("retrieval", COST["retrieval"], lambda: measures_of.retrieval(train, test, device=device)))
-        if "selection" in groups:
-            todo.append(("selection", COST["selection"], lambda: measures_of.selected(train, test, device=device)))
-        if "spectrum" in groups:
-            todo.append(("spectrum", COST["spectrum"], lambda: measures_of.spectrum(train, test)))
-        if "probabilities" in groups:
-            scaled = fixes_scale(self.run)
-            todo.append(("probabilities", 1, lambda: measures_of.probabilities(train, test, scaled=scaled)))
-        if "clusters" in groups:
-            todo.append(("clusters", COST["clusters"], lambda: measures_of.clusters(test, seed=SEED)))
-        if "monosemanticity" in groups and self.asked.judge:
-            judge, name = self.by(self.asked.judge).h, str(self.asked.judge)
-            cost = COST["monosemanticity"]
-            todo.append(("monosemanticity", cost, lambda: measures_of.monosemanticity(test.z, judge, name=name)))
-        if "identifiability" in groups:
-            zs, names = [test.z, *(self.by(r).z for r in self.asked.against)], [str(r) for r in self.asked.against]
-            cost = COST["identifiability"] * len(zs) * (len(zs) - 1)
-            todo.append(("identifiability", cost, lambda: measures_of.identifiability(zs, names=names)))
-        if "factors" in groups:
-            table = factors_of(test.ids)
-            todo.append(("factors", COST["factors"], lambda: measures_of.factors(test.z, table, names=list(FACTORS))))
-        measured: dict[str, Entry] = {}
-        if not todo:
-            return
-        with progress.bar("measuring", sum(cost for _, cost, _ in todo)) as advance:
-            for group, cost, take in todo:
-                advance(0, note=group)
-                found, failed = _attempt(group, take)
-                measured |= found
-                if failed:
-                    yield {}, failed
-                advance(cost)
-        yield measured, None
-
-    def heavy(self, groups: list[str]) -> Iterator[tuple[dict[str, Entry], tuple[str, str] | None]]:
-        """The groups that look at images, each with a bar of its own."""
-        if not set(groups) & {"ood", *HEAVY}:
-            return
-        model, device, seed = load_model(self.folder, self.run), self.run.torch_device(), SEED
-        short = {split: self.short(split) for split in self.data}
-        probe = None
-        if set(groups) & {"ood", "corruptions"}:
-            probe = on_images.clean_probe(self.made["train"], self.made["test"], device=device)
-        for place in self.places if "ood" in groups else ():
-            assert probe is not None
-            yield _attempt("ood", lambda p=place: on_images.out_of_distribution(model, probe, p, device=device))
-        for group, epochs in (("probe", PROBE_EPOCHS), ("tune", TUNE_EPOCHS)):
-            if group in groups:
-                probed = partial(on_images.probed, model, short["train"], short["test"], tune=group == "tune")
-                yield self.marked(_attempt(group, partial(probed, epochs=epochs, seed=seed, device=device)))
-        if "corruptions" in groups:
-            assert probe is not None
-            damaged = partial(on_images.corrupted, model, probe, short["test"], seed=seed, device=device)
-            yield self.marked(_attempt("corruptions", damaged))
-
-    def marked(
-        self, attempt: tuple[dict[str, Entry], tuple[str, str] | None]
-    ) -> tuple[dict[str, Entry], tuple[str, str] | None]:
-        """The same entries, saying so where they are of a subset."""
-        found, failed = attempt
-        of = [len(self.short(split)) for split in ("train", "test")]
-        if of == [len(self.data[split]) for split in ("train", "test")]:
-            return attempt
-        said = f"{of[0]} training and {of[1]} test images"
-        return {
-            k: {**e, "definition": f"tried on {said} (--subset): {e['definition']}", "subset": said}
-            for k, e in found.items()
-        }, failed
-
-    def short(self, split: str) -> Dataset:
-        """The images of a split, or as many as --subset says, as equally over the classes as can be."""
-        data, n = self.data[split], self.asked.subset
-        if n is None or n >= len(data):
-            return data
-        labels = None if data.labels is None else data.labels.numpy()
-        if labels is not None and n < (classes := len(np.unique(labels))):
-            raise BadInput(f"--subset {n} is fewer images than the {classes} classes: give {2 * classes} or more")
-        return data.subset(figures.sample_rows(labels, n, total=len(data), seed=SEED).tolist())
-
-    def by(self, place: Path) -> Features:
-        """This run's test images as another run's model sees them."""
-        other = self.others[place]
-        found = embed(place, self.data["test"], "test", other)
-        if found.ids != self.made["test"].ids:
-            raise BadInput(f"{place} cannot read the same test images as {self.folder}: evaluate both again")
-        return found
-
-    def views(self) -> tuple[Features, Features, str]:
-        """Features of two views of at most 5,000 test images, kept in the run folder, and how they were made."""
-        how = self.run.to_json()["augment"]
-        data = self.data["test"]
-        data = on_images.sampled(data, VIEWED, seed=SEED)
-        model = hashlib.sha256((self.folder / "model.safetensors").read_bytes()).hexdigest()
-        key = hashlib.sha256(f"{model} {data.fingerprint()} {how} {SEED}".encode()).hexdigest()[:16]
-        paths = [self.folder / "features" / f"{data.name}-view{i}-{key}.npz" for i in (1, 2)]
-        try:
-            first, second = (features.load(path) for path in paths)
-        except BadInput:  # not there, or damaged: made again
-            encoder, device = load_model(self.folder, self.run), self.run.torch_device()
-            first, second = on_images.two_views(encoder, data, self.run.augment, seed=SEED, device=device)
-            for path, view in zip(paths, (first, second), strict=True):
-                view.save(path)
-        return first, second, how
-
-
-def _attempt(group: str, take: Callable[[], dict[str, Entry]]) -> tuple[dict[str, Entry], tuple[str, str] | None]:
-    """What a group measured, or that it cannot, and why."""
-    try:
-        found = take()
-    except BadInput as error:
-        return {}, (group, str(error))
-    return (found if group == "basic" else {name: {**e, "group": group} for name, e in found.items()}), None
-
-
-def _entries(path: Path) -> dict[str, Entry]:
-    measured = files.read_json(path)
-    if not isinstance(measured, dict) or not all(isinstance(v, dict) and "value" in v for v in measured.values()):
-        raise BadInput(f"{path} is damaged; remove it, and nonneg evaluate {path.parent} writes it anew")
-    return measured
-
-
-def add_entries(folder: Path, found: dict[str, Entry]) -> None:
-    """metrics.json with these entries, in place of all that it held of their groups; whole groups are given.
-
-    One line an entry, so that the numbers of 2,048 features do not take 2,048 lines.
-    """
-    path, again = folder / "metrics.json", {_group(e) for e in found.values()} - {"ood"}  # each folder is its own
-    with files.locked(folder):
-        there = _entries(path) if path.exists() else {}
-        entries = {name: e for name, e in there.items() if _group(e) not in again} | found
-        lines = (f"  {json.dumps(name)}: {json.dumps(e, allow_nan=False)}" for name, e in entries.items())
-        files.write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
-
-
-def _write_plots(folder: Path, measured: dict[str, Entry], z: Any) -> list[Path]:
-    """A picture for each group that has one; those of groups no longer measured go."""
-    colour = (canvas.SIGNED_RUNS if (z.data < 0).any() else canvas.NONNEG_RUNS)[0]
-    drawn = {folder / "plots" / f"{name}.png": draw(measured, colour) for name, draw in plots.PLOTS.items()}
-    for path, picture in drawn.items():
-        if picture is None:
-            path.unlink(missing_ok=True)
-            continue
-        with files.atomic(path) as temporary:
-            temporary.write_bytes(picture)
-    return [path for path, picture in drawn.items() if picture is not None]
-
-
-def measures(folder: Path, data_root: Path | None = None) -> dict[str, Entry]:
-    """What metrics.json says, the basic measures taken first if they were not yet."""
-    path, run = folder / "metrics.json", finished_run(folder, data_root)
-    splits = ((split, run.load(split)) for split in ("train", "test"))
-    if path.exists() and all(features_path(folder, d, split).exists() for split, d in splits):
-        measured = _entries(path)
-        if "sparsity" in measured:
-            return measured
-    evaluate(folder, data_root)  # never measured, or the images are no longer those that were
-    return _entries(path)
 
 
 def write_features(
     folder: Path, *, data: str | None, data_root: Path | None, image_size: int | None, out: Path | None
 ) -> dict[str, str]:
     """Features of both splits of the run's data set, or of another at the size the model was trained on, as files."""
-    run = finished_run(folder)
+    run = embedding.finished_run(folder)
     size = image_size or run.image_size or rundir.read_any(folder)[1]["data"].get("image_size")
     chosen = names.find(data, ROLES["data"]) if data else run.data
     source = replace(run, data=chosen, data_root=data_root or run.data_root, image_size=size)
     written = {}
     for split in ("train", "test"):
         dataset = source.load(split)
-        made = embed(folder, dataset, split, run)
-        path = out / f"{dataset.name}-{split}.npz" if out else features_path(folder, dataset, split)
+        made = embedding.embed(folder, dataset, split, run)
+        path = out / f"{dataset.name}-{split}.npz" if out else embedding.path_of(folder, dataset, split)
         if out:
             if path.exists():
                 raise BadInput(f"{path} already exists; remove it, or name another folder with --out")
@@ -518,9 +62,9 @@ def select(
     and the share of nearest neighbours that stay do not.
     """
     selection.check_one(budget=budget, features=features, top=top)
-    run = finished_run(folder, data_root)
+    run = embedding.finished_run(folder, data_root)
     data = {split: run.load(split) for split in ("train", "test")}
-    made = {split: embed(folder, dataset, split, run) for split, dataset in data.items()}
+    made = {split: embedding.embed(folder, dataset, split, run) for split, dataset in data.items()}
     plan = selection.plan(made["train"].z, budget=budget, features=features, top=top)
     codes = {split: plan.codes(f.z, labels=f.labels, ids=f.ids) for split, f in made.items()}
     paths = {split: folder / "codes" / f"{d.name}-{split}-{plan.name}.npz" for split, d in data.items()}
@@ -576,17 +120,17 @@ def write_report(folders: list[Path], path: Path, *, overwrite: bool, data_root:
 
 def column(folder: Path, title: str, data_root: Path | None = None) -> Column:
     """All that a report shows of one run; it is evaluated first if it was not yet."""
-    run = finished_run(folder, data_root)
-    measured = measures(folder, data_root)
+    run = embedding.finished_run(folder, data_root)
+    measured = evaluate.measured_of(folder, data_root)
     train_data, test_data = run.load("train"), run.load("test")
-    about, test = run.to_json(), embed(folder, test_data, "test", run)
+    about, test = run.to_json(), embedding.embed(folder, test_data, "test", run)
     if len(test.ids) < len(test_data):  # images that could be opened but not decoded have no features
         place = {name: i for i, name in enumerate(test_data.ids)}
         test_data = test_data.subset([place[name] for name in test.ids])
     return Column(
         title=title,
         subtitle=f"{about['data']}, map {about['map']}",
-        train=embed(folder, train_data, "train", run),
+        train=embedding.embed(folder, train_data, "train", run),
         test=test,
         metrics={name: {k: v for k, v in e.items() if k not in ("each", "group")} for name, e in measured.items()},
         images=test_data.images,
@@ -620,7 +164,7 @@ def demo(folder: Path, *, seed: int, epochs: int | None, overwrite: bool) -> dic
         except Interrupted:
             again = f"nonneg demo --out {folder} --overwrite"
             raise Interrupted(f"the demo was stopped; it is short, so start it again with: {again}") from None
-        out[name] = values(evaluate(folder / name).measured)
+        out[name] = values(evaluate.evaluate(folder / name).measured)
         columns.append(column(folder / name, name.upper()))
     out["chance"] = {
         "class_consistency": out["cl"]["chance"],

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonneg import experiments, kept_features, workflow
+from nonneg import embedding, experiments, kept_features
 from nonneg.encoder import Encoder
 from nonneg.errors import unknown
 from nonneg.experiments import method_of
@@ -41,11 +41,11 @@ class Subject:
     def run(self) -> Training:
         if self.kept is not None:
             return replace(experiments.find(self.experiment).runs[self.name], data_root=self.data_root, device=self.on)
-        return replace(workflow.finished_run(self.folder, self.data_root), device=self.on)
+        return replace(embedding.finished_run(self.folder, self.data_root), device=self.on)
 
     @cached_property
     def model(self) -> Encoder:
-        return workflow.load_model(self.folder, self.run).to(self.device)
+        return embedding.load_model(self.folder, self.run).to(self.device)
 
     @property
     def device(self) -> torch.device:
@@ -62,7 +62,7 @@ class Subject:
             found = kept_features.load(self.kept)
             return Features(np.zeros((found.z.shape[0], 0), np.float32), found.z, found.labels, [])
         run = self.run if data is None else Run(data=RECIPES[data].data, data_root=self.run.data_root)
-        return workflow.embed(self.folder, run.load(split), split, self.run, map=map)
+        return embedding.embed(self.folder, run.load(split), split, self.run, map=map)
 
 
 def each_alone(names: Sequence[str]) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ InfoNCE they are a heuristic. k-means has as many clusters as there are classes,
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nonneg import charts, evaluate, experiments, workflow
+from nonneg import charts, evaluate, experiments, measures
 from nonneg.analyses import Analysis, Line, Subject
 from nonneg.experiments import AnyRun, method_of
 
@@ -25,14 +25,14 @@ def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
     """The values of the groups `clusters` and `probabilities`, and the heads beside the trained probe."""
     (subject,) = subjects
     train, test = subject.features("train"), subject.features("test")
-    basic = evaluate.basic(train, test, device=subject.device)
+    basic = measures.basic(train, test, device=subject.device)
     counted, probe = basic["counted_probe_z"](), basic["linear_probe_z"]()
     out: dict[str, Any] = {"probe": probe["value"], "counted": counted["value"]}
     out |= {"one_class": counted["one_class"], "least_squares": counted["least_squares"]}
     signed = any(bool((f.z.data < 0).any()) for f in (train, test))
-    found = evaluate.clusters(test)
+    found = measures.clusters(test)
     if not signed:
-        found |= evaluate.probabilities(train, test, scaled=workflow.fixes_scale(subject.run))
+        found |= measures.probabilities(train, test, scaled=evaluate.fixes_scale(subject.run))
         out["row_sums"] = found["latent_row_sum"]["each"]
         out["row_sum_deviation"] = found["latent_row_sum"]["deviation"]
         calibrated = found["latent_calibration_error"]
@@ -51,7 +51,7 @@ def shown_as(run: AnyRun) -> str:
     """What a run is called in the figure: its data, its loss where the theorem applies, its net where it is small."""
     about = run.to_json()
     small = about["data"] != "digits" and about["backbone"].startswith("small_net")
-    return DATA[about["data"]] + ", spectral" * workflow.fixes_scale(run) + ", small net" * small
+    return DATA[about["data"]] + ", spectral" * evaluate.fixes_scale(run) + ", small net" * small
 
 
 def draw(lines: Mapping[str, Line]) -> bytes | None:

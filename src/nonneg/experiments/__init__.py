@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from nonneg import finetune
 from nonneg.errors import BadInput, unknown
-from nonneg.evaluate import Features
 from nonneg.finetune import ProbeRun
+from nonneg.measures import Features
 from nonneg.multimodal.run import PairRun
 from nonneg.run import ClassifierRun, Run
 

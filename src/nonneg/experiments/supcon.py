@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from nonneg import charts, evaluate, losses, maps, metrics
-from nonneg.evaluate import Features
+from nonneg import charts, losses, maps, measures, metrics
 from nonneg.experiments import Experiment
+from nonneg.measures import Features
 from nonneg.run import CIFAR, DIGITS, Run
 
 SHOWN = 50  # values of each curve, as in the paper
@@ -33,7 +33,7 @@ def both_ways(base: Run) -> dict[str, Run]:
 
 def spectra(train: Features, test: Features) -> dict[str, Any]:
     """The measures of the spectrum group, and the curves: expected activations, and eigenvalues as shares."""
-    found = {name: entry["value"] for name, entry in evaluate.spectrum(train, test).items()}
+    found = {name: entry["value"] for name, entry in measures.spectrum(train, test).items()}
     used = metrics.activation_spectrum(train.z, absolute=True)[:SHOWN]
     values = metrics.eigenvalues(test.z, normalise=True)[:SHOWN]
     return found | {"activations": [_short(v) for v in used], "eigenvalues": [_short(v) for v in values]}

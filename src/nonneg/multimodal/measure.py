@@ -13,8 +13,8 @@ import torch
 
 from nonneg import features, files, metrics
 from nonneg.errors import BadInput
-from nonneg.evaluate import Entry, entry
 from nonneg.features import Features
+from nonneg.measures import Entry, entry
 from nonneg.metrics import Words
 from nonneg.metrics.sparsity import Matrix
 from nonneg.multimodal import tokens

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from nonneg import files
 from nonneg.errors import BadInput
-from nonneg.evaluate import Entry
+from nonneg.evaluate import add_entries
+from nonneg.measures import Entry
 from nonneg.multimodal import report
 from nonneg.multimodal.measure import extract, measure
-from nonneg.workflow import add_entries
 
 HEADLINE = tuple(key for key, _, _, _ in report.HEADLINE)
 
@@ -20,7 +20,7 @@ def evaluate(folder: Path, data_root: Path | None = None) -> dict[str, Entry]:
     return found
 
 
-def measures(folder: Path, data_root: Path | None = None) -> dict[str, Entry]:
+def measured_of(folder: Path, data_root: Path | None = None) -> dict[str, Entry]:
     """What metrics.json says of a run, which is measured first if it was not yet, or on other images or texts."""
     path = folder / "metrics.json"
     found = files.read_json(path) if path.exists() else {}

@@ -1,0 +1,177 @@
+"""Groups of measures that need features alone: each entry against a reference. N images, D features, C classes."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.neighbors import NearestNeighbors
+
+from nonneg import (
+    measures,
+    plots,
+    probes,
+    selection,
+)
+from nonneg.errors import BadInput
+from nonneg.features import Features
+
+
+def fake(n: int = 60, d: int = 12, *, classes: int = 3, seed: int = 0, labelled: bool = True) -> Features:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, n)
+    z = np.maximum(rng.normal(size=(n, d)) + (np.arange(d) % classes == y[:, None]) - 0.7, 0).astype(np.float32)
+    h = (rng.normal(size=(n, 8)) + 3 * np.eye(8)[y]).astype(np.float32)
+    return Features(h, sparse.csr_array(z), y if labelled else None, [str(i) for i in range(n)])
+
+
+def info_nce(f: np.ndarray, g: np.ndarray) -> float:
+    n = len(f)
+    total = 0.0
+    for i in range(n):
+        negatives = sum(math.exp(f[i] @ g[m]) for m in range(n) if m != i) / (n - 1)
+        total -= math.log(math.exp(f[i] @ g[i]) / (math.exp(f[i] @ g[i]) + negatives))
+    return total / n
+
+
+def norm(x: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(x, axis=1, keepdims=True).clip(1e-12)
+
+
+def test_sepin_entries_match_dropping_one_feature_after_the_other() -> None:
+    f, g = (fake(n=15, d=11, seed=s).z for s in (1, 2))
+    a, b = (z.toarray().astype(np.float64) for z in (f, g))
+    a, b = (x / np.linalg.norm(x, axis=1, keepdims=True).clip(1e-12) for x in (a, b))
+    drop = [info_nce(np.delete(a, i, 1), np.delete(b, i, 1)) - info_nce(a, b) for i in range(11)]
+    found = measures.sepin(f, g, views="gentle", seed=7)
+    assert found["sepin@1"]["value"] == pytest.approx(max(drop), abs=1e-9)
+    assert found["sepin@10"]["value"] == pytest.approx(np.mean(sorted(drop)[1:]), abs=1e-9)
+    assert found["sepin@all"]["value"] == pytest.approx(np.mean(drop), abs=1e-9)
+    np.testing.assert_allclose(found["sepin@all"]["each"], drop, rtol=1e-5, atol=1e-12)
+    assert found["sepin@100"]["value"] is None and found["sepin@100"]["why"] == "there are 11 features"
+    assert "sepin_training@1" not in found
+    whole = [info_nce(np.delete(a, i, 1) / norm(np.delete(a, i, 1)), np.delete(b, i, 1) / norm(np.delete(b, i, 1)))
+             - info_nce(a, b) for i in range(11)]  # fmt: skip
+    np.testing.assert_allclose(found["sepin_renormalised@all"]["each"], whole, rtol=1e-5, atol=1e-12)
+    few = measures.sepin(f, g, views="gentle", seed=7, temperature=0.2, few=5)
+    assert few["sepin_renormalised@1"]["images"] == 5 and few["sepin@1"] == found["sepin@1"]
+    cold = measures.metrics.sepin(f, g, temperature=0.2)
+    assert few["sepin_training@1"]["value"] == cold.max() and few["sepin_training@1"]["temperature"] == 0.2
+    assert found["sepin@1"] | {"images": 15, "views": "gentle", "seed": 7, "temperature": 1.0} == found["sepin@1"]
+
+
+def test_retrieval_entries_match_scikit_learn_and_leave_out_a_class_of_one() -> None:
+    train, test = fake(d=16, seed=1), fake(d=16, seed=2)
+    test.labels[0] = 9  # the only one of its class
+    found = measures.retrieval(train, test, k=5)
+    z = test.z.toarray().astype(np.float64)
+    assert z.any(axis=1).all()  # scikit-learn has no cosine of a row of zeros
+    near = NearestNeighbors(n_neighbors=6, metric="cosine").fit(z).kneighbors(z, return_distance=False)
+    right = [np.mean(test.labels[[m for m in near[i] if m != i][:5]] == test.labels[i]) for i in range(1, 60)]
+    assert found["precision@5"]["value"] == pytest.approx(np.mean(right))
+    assert found["precision@5"]["left_out"] == 1 and found["precision@5"]["queries"] == 59
+    assert found["precision@5"]["each"]["features"] == [1, 2, 4, 8, 16]
+    assert found["precision@5"]["each"]["precision"][-1] == pytest.approx(found["precision@5"]["value"], abs=1e-6)
+    most = np.argsort(-measures.metrics.expected_activation(train.z), kind="stable")
+    for size, got in zip((1, 2, 4, 8, 16), found["precision@5"]["each"]["precision"], strict=True):
+        part = measures.metrics.retrieval(test.z[:, most[:size]], test.labels, k=5)["precision"]
+        assert got == pytest.approx(part, abs=1e-6)
+    pairs = [np.mean(np.delete(test.labels, i) == test.labels[i]) for i in range(1, 60)]
+    assert found["precision_chance"]["value"] == pytest.approx(np.mean(pairs))
+    assert {"map@5", "map@5_hits", "map@5_relevant"} <= found.keys()
+
+
+def test_retrieval_takes_no_more_neighbours_than_there_are() -> None:
+    assert "precision@5" in measures.retrieval(fake(seed=1), fake(n=6, classes=2))
+
+
+def test_spectrum_entries_of_one_hot_features() -> None:
+    y = np.repeat(np.arange(20), 5)
+    z = sparse.csr_array(np.eye(20)[y])
+    found = measures.spectrum(Features(z.toarray(), z, y, []), Features(z.toarray(), z, y, []))
+    assert found["eigenvalues_top"]["value"] == pytest.approx(0.5)
+    assert found["eigenvalues_90"]["value"] == found["activations_90"]["value"] == 18
+    np.testing.assert_allclose(found["eigenvalues_top"]["each"], 0.05, rtol=1e-5)
+    assert found["activation_fall"]["value"] is None
+    assert found["activation_fall"]["why"] == "there are 20 features, and 2C is 40"
+    coarse = measures.spectrum(Features(z.toarray(), z, y // 2, []), Features(z.toarray(), z, None, []))
+    assert coarse["activation_fall"]["value"] == 0 and coarse["activation_fall"]["classes"] == 10
+    assert "activation_fall" not in measures.spectrum(*[Features(z.toarray(), z, None, [])] * 2)
+
+
+def test_identifiability_of_a_permuted_copy_is_whole_and_its_nulls_are_not() -> None:
+    z = fake(n=200, d=10).z.toarray()
+    z[:, 3] = 0
+    found = measures.identifiability([z, 5 * z[:, ::-1]], names=["b"])
+    for similarity in ("cosine", "correlation"):
+        key = f"identifiability_{similarity}"
+        assert found[key]["value"] == pytest.approx(1) and found[f"{key}_share"]["value"] == 1
+        assert found[f"{key}_shuffled"]["value"] < 0.9 and found[f"{key}_rotated"]["value"] < 0.9
+        assert found[key]["each"][3] is None and found[key]["each"][:3] == [1, 1, 1]
+
+
+def test_factor_entries_name_the_constant_factors() -> None:
+    rng = np.random.default_rng(0)
+    table = np.stack([rng.integers(0, 4, 300), np.full(300, 2), rng.integers(0, 3, 300)], axis=1)
+    found = measures.factors(table[:, [0, 2]].astype(float), table, names=["shape", "scale", "x"])
+    assert found["mig"]["value"] == pytest.approx(1, abs=0.05) and found["dci_informativeness"]["value"] == 1
+    assert found["mig"]["left_out_as_constant"] == ["scale"] and set(found["mig"]["each"]) == {"shape", "x"}
+    with pytest.raises(BadInput, match="none of the 1 factors takes two values"):
+        measures.factors(table[:, :1].astype(float), table[:, 1:2], names=["scale"])
+
+
+def test_dead_features_have_defined_entries() -> None:
+    dead = Features(np.ones((6, 2), np.float32), sparse.csr_array((6, 3), dtype=np.float32), np.arange(6) % 2, [])
+    assert {e["value"] for e in measures.sepin(dead.z, dead.z, views="none", seed=0).values()} == {0, None}
+    assert {e["value"] for e in measures.spectrum(dead, dead).values()} == {None}
+    assert measures.monosemanticity(dead.z, np.eye(6), name="j")["monosemanticity"]["value"] is None
+    for group in (
+        measures.measure(dead, dead, k=2),
+        measures.sepin(dead.z, dead.z, views="none", seed=0),
+        measures.retrieval(dead, dead, k=2),
+        measures.spectrum(dead, dead),
+        measures.probabilities(dead, dead, scaled=True),
+        measures.clusters(dead),
+        measures.monosemanticity(dead.z, np.eye(6), name="j"),
+    ):
+        assert all(("why" in e) == (e["value"] is None) for e in group.values())
+    found = measures.retrieval(dead, dead, k=2) | measures.clusters(dead)
+    assert {e["value"] for name, e in found.items() if name != "precision_chance"} == {None}  # whatever the order
+    assert found["kmeans_nmi"]["why"] == "every feature is zero on every test sample"
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_selection_entries_are_retrieval_and_probes_of_what_is_kept(signed: bool) -> None:
+    train, test = fake(n=90, d=16, seed=1), fake(n=70, d=16, seed=2)
+    if signed:
+        train, test = (replace(f, z=sparse.csr_array(f.z.toarray() - 0.3)) for f in (train, test))
+    found = measures.selected(train, test, queries=40, k=5)
+    asked = np.sort(np.random.default_rng(0).permutation(70)[:40])
+    whole = measures.metrics.retrieval(test.z, test.labels, k=5, queries=asked)["precision"]
+    assert found["precision_bytes_whole"]["value"] == whole and found["precision_bytes_whole"]["bytes"] == 64
+    for size, top in ((4, 2), (16, 8), (64, 16)):
+        codes = selection.plan(train.z, top=top).codes(test.z).decode()
+        want = measures.metrics.retrieval(codes, test.labels, k=5, queries=asked)["precision"]
+        assert found[f"precision_bytes_{size}"]["value"] == want and found[f"precision_bytes_{size}"]["kept"] == top
+    methods = {point["method"].partition(",")[0] for point in found["precision_bytes_whole"]["each"]}
+    assert methods == {"features", "pca", "projection", "activations"}
+    rows = found["kept_probe"]["each"]
+    assert {(r["by"], r["relu_in_ranking"], r["relu_in_features"]) for r in rows} == (
+        set(selection.WAYS) if signed else {("activation", True, True), ("random", False, True)}
+    )
+    chosen = selection.rank(train.z, relu=not signed)[:4]
+    kept = [selection.keep_features(f.z, np.sort(chosen)) for f in (train, test)]
+    want = probes.linear_probe(kept[0], train.labels, kept[1], test.labels).accuracy
+    assert found["kept_probe"]["value"] == want and found["kept_probe"]["kept"] == 4
+    near = measures.metrics.retrieval(kept[1], test.labels, k=5, queries=asked)["precision"]
+    assert found["kept_precision"]["value"] == pytest.approx(near, abs=1e-6)
+    both = [(r, p["precision"]) for r, p in zip(rows, found["kept_precision"]["each"], strict=True)]
+    for row, precision in ((r, p) for r, p in both if r["by"] == "activation"):
+        order = selection.rank(train.z, relu=row["relu_in_ranking"])[: row["kept"]]
+        of = [f.z.maximum(0).tocsr() if row["relu_in_features"] else f.z for f in (train, test)]
+        of = [selection.keep_features(z, np.sort(order)) for z in of]
+        near = measures.metrics.retrieval(of[1], test.labels, k=5, queries=asked)["precision"]
+        assert precision == pytest.approx(near, abs=1e-6)
+        assert row["probe"] == probes.linear_probe(of[0], train.labels, of[1], test.labels).accuracy
+    assert plots.PLOTS["bytes"](found, "#000000") is not None
