@@ -27,6 +27,7 @@ from nonneg import (
     reproduce,
     selection,
 )
+from nonneg.comparison import Row
 from nonneg.errors import BadInput
 from nonneg.train import train
 
@@ -70,7 +71,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def ask(place: Path, name: str, **how: object) -> list[reproduce.Row]:
+def ask(place: Path, name: str, **how: object) -> list[Row]:
     given = {"data_root": place / "data", "results": place / "results", "runs": place / "runs"}
     return reproduce.reproduce(name, **{**given, **how})  # type: ignore[arg-type]
 
@@ -84,7 +85,7 @@ def subject(place: Path, name: str) -> analyses.Subject:
     return analyses.Subject("cifar10", name, place / "runs" / "cifar10" / name, place / "data")
 
 
-def find(rows: list[reproduce.Row], measure: str, method: str) -> reproduce.Row:
+def find(rows: list[Row], measure: str, method: str) -> Row:
     (row,) = [r for r in rows if r.measure == measure and r.method == method]
     return row
 

@@ -169,6 +169,12 @@ def test_embeddings_that_do_not_fit_say_why(tmp_path: Path) -> None:
         path, of = embeddings(tmp_path, values)
         with pytest.raises(BadInput, match=message):
             texts.vectors(SAID, path=path, of=of)
+    twice = ["a cat", "a dog", "a cat"]
+    path, of = embeddings(tmp_path, np.eye(3, 5), twice)
+    with pytest.raises(BadInput, match=r"different rows, 0 and 2, for one caption, 'a cat'; are they in the order"):
+        texts.vectors(twice, path=path, of=of)
+    path, of = embeddings(tmp_path, np.eye(3, 5)[[0, 1, 0]], twice)
+    assert texts.vectors(twice, path=path, of=of).dim == 5
     path, of = embeddings(tmp_path, good)
     with pytest.raises(BadInput, match=r"does not exist; give a \.npy"):
         texts.vectors(SAID, path="none.npy", of=of)

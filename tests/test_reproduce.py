@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 
 from nonneg import backbones, experiments, files, gallery, kept_features, loop, provenance, reproduce, rundir
+from nonneg.comparison import Row, as_json
 from nonneg.errors import BadInput
 from nonneg.experiments import MEASURES, Experiment, cifar10, imagenet100, method_of
 from nonneg.kept_features import pack
 from nonneg.loop import Interrupted, TooLittleMemory
-from nonneg.reproduce import Row, rows_json
 from nonneg.run import ClassifierRun, Run
 
 KEYS = {"measure", "method", "paper", "ours", "std", "seeds"}
@@ -208,7 +208,7 @@ def test_the_table_is_the_lines_in_points(pair: tuple[Path, list[Row]]) -> None:
     assert find(rows, "live features", "CL").ours == cl["measures"]["live_features"]
     assert find(rows, "k-NN", "CL").paper is None and find(rows, "k-NN", "CL").difference is None
     assert "| linear probe | NCL | 87.8 |" in (place / "results" / "cifar10-1epochs.md").read_text()
-    assert all(set(r) == KEYS for r in rows_json(rows))
+    assert all(set(r) == KEYS for r in as_json(rows))
 
 
 def test_figures_features_and_weights_are_kept(pair: tuple[Path, list[Row]]) -> None:
@@ -565,7 +565,7 @@ def test_without_results_every_cell_says_not_run(tmp_path: Path) -> None:
     for name in experiments.names():
         rows = reproduce.reproduce(name, results=tmp_path, runs=tmp_path / "runs", report_only=True)
         assert rows and all(row.ours is None and row.cells()[3] == "not run" and row.seeds == 0 for row in rows)
-        assert all(set(r) == KEYS and r["ours"] is None and r["std"] is None for r in rows_json(rows))
+        assert all(set(r) == KEYS and r["ours"] is None and r["std"] is None for r in as_json(rows))
     assert not list(tmp_path.iterdir())  # it only reads
 
 

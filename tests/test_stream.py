@@ -17,7 +17,7 @@ from PIL import Image
 from nonneg import augment, backbones, data, files, loop, rundir, train
 from nonneg.data import Dataset, Files
 from nonneg.data.memory import free_bytes
-from nonneg.data.stream import RING, Decoders, Source, in_order, replace_unreadable
+from nonneg.data.stream import RING, Decoders, Source, in_order, replace_unreadable, workers
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
 from nonneg.features import extract
@@ -406,3 +406,15 @@ def test_other_errors_of_a_step_are_not_taken_for_it(both: tuple[Dataset, Datase
 
     with pytest.raises(RuntimeError, match="shapes differ"):
         train(replace(RUN, loss=broken), tmp_path / "a", data=both[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [("-1", "not negative"), ("many", "not negative"), ("99999", r"NONNEG_WORKERS is 99999 on \d+ cores; set it to")],
+)
+def test_a_number_of_decoders_that_cannot_be_meant_is_refused(
+    given: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NONNEG_WORKERS", given)
+    with pytest.raises(BadInput, match=sentence):
+        workers()

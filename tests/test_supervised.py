@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from nonneg import augment, backbones, classifier, cli, data, encoder, explain, files, maps, optim, rundir
+from nonneg import augment, backbones, classifier, cli, data, encoder, explain, files, maps, optim, rundir, workflow
 from nonneg.data import Dataset, stream
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
 from nonneg.run import CLASSIFIERS, RECIPES, ClassifierRun, Run, classifier_of, from_json
-from nonneg.supervised import check, epochs_to, fresh, train_classifier
+from nonneg.supervised import begin_with, check, epochs_to, fresh, train_classifier
+from nonneg.train import train
 
 TINY = replace(
     CLASSIFIERS["digits"],
@@ -322,6 +323,27 @@ def test_a_class_without_training_images_is_said(few: tuple[Dataset, Dataset], c
 # --- what is measured ------------------------------------------------------------------------------------------------
 
 
+def test_another_data_set_is_read_at_the_size_that_the_backbone_knows(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 24, 24, 3)).astype(np.uint8)
+    np.savez(tmp_path / "a.npz", images=pixels)
+    run = replace(RECIPES["arrays"], data_root=tmp_path / "a.npz", backbone=TINY.backbone, projector=(16, 8),
+                  batch_size=16, epochs=1, device="cpu")  # fmt: skip
+    train(run, tmp_path / "run")
+    assert run.image_size is None  # that of the file
+    begun = begin_with(tmp_path / "run", CLASSIFIERS["folder"])
+    assert begun.image_size == 24 and begun.to_json()["backbone"] == "small_net:width=4"
+    assert begin_with(tmp_path / "run", replace(CLASSIFIERS["arrays"], image_size=None)).image_size is None
+
+
+def test_the_report_says_how_many_were_held_out(tmp_path: Path) -> None:
+    run = replace(TINY, validation=True, batch_size=32, epochs=1)
+    train_classifier(run, tmp_path / "run")
+    workflow.write_report([tmp_path / "run"], tmp_path / "r.html", overwrite=False)
+    assert "1347 training and 450 test images, 1 epochs, 269 of the training images held out" in " ".join(
+        (tmp_path / "r.html").read_text(encoding="utf-8").split()
+    )
+
+
 def test_epochs_to_a_level_is_the_first_that_reached_it() -> None:
     log = [{"epoch": 1, "test_accuracy": 0.2}, {"epoch": 2}, {"epoch": 3, "test_accuracy": 0.5},
            {"epoch": 4, "test_accuracy": 0.45}, {"epoch": 5, "test_accuracy": 0.6}]  # fmt: skip
@@ -389,7 +411,14 @@ def test_from_labelled_folder_to_explanation(tmp_path: Path, capsys: pytest.Capt
     code, text, _ = tell(capsys, "explain", out, "--index", 0)
     assert code == 0 and "sum (logit)" in text and (out / "votes.png").exists()
     code, text, err = tell(capsys, "evaluate", out, "--json")  # its features are measured like any others
-    assert code == 0 and json.loads(text)["live_features"] > 0, err
+    found = json.loads(text)
+    assert code == 0 and found["live_features"] > 0, err
+    assert found["test_accuracy"] == line["test_accuracy"]  # the classifier itself, beside the probes of its features
+    assert found["dead_weights"] == pytest.approx(line["dead_weights"])
+    code, text, err = tell(capsys, "compare", out, out)
+    assert code == 0 and "test accuracy" in text, err
+    code, _, err = tell(capsys, "report", out)
+    assert code == 0 and "The classifier itself" in (out / "report.html").read_text(encoding="utf-8"), err
     code, text, err = tell(capsys, "train-classifier", "folder", "--data-root", photos, "--from", out, "--out",
                            tmp_path / "tuned", "--epochs", 1, "--batch-size", 16)  # fmt: skip
     assert code == 0, err

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -145,11 +146,11 @@ def test_a_temperature_is_learned_unless_it_is_not_wanted(digits: Pairs) -> None
 
 
 def test_the_temperature_stays_in_its_bounds(digits: Pairs) -> None:
-    s, _, step = made(replace(TINY, lr=0.5, warmup_epochs=0), digits)
-    s.model.log_scale.data.fill_(4.6)
-    for _ in range(5):
+    for outside, bound in ((5.0, 0.01), (-1.0, 1.0)):
+        s, _, step = made(replace(TINY, lr=1e-9, warmup_epochs=0), digits)
+        s.model.log_scale.data.fill_(outside)  # farther than one update could bring it back
         step()
-        assert 0.01 - 1e-6 <= s.model.temperature().item() <= 1 + 1e-6
+        assert s.model.temperature().item() == pytest.approx(bound, abs=1e-6)
 
 
 # Training
@@ -297,6 +298,10 @@ def test_from_a_folder_to_a_report(
     page = (run / "report.html").read_text(encoding="utf-8")
     assert page.count('class="words"') >= 1 and 'class="balance"' in page and "Asked in words" in page
     assert "square" in page and "no image of that id" in page and 'src="http' not in page
+    capsys.readouterr()
+    cli.main(["features", str(run), "--json"])
+    written = json.loads(capsys.readouterr().out)
+    assert all(Path(path).exists() for paths in written.values() for path in paths) and len(written["test"]) == 3
     cli.main(["features", str(run), "--out", "f"])
     with np.load("f/folder-test-texts.npz", allow_pickle=False) as f:
         assert set(f["ids"].tolist()) <= {
@@ -306,6 +311,8 @@ def test_from_a_folder_to_a_report(
     capsys.readouterr()
     cli.main(["train-pairs", "folder", "--out", str(run), "--resume", "--json"])
     assert json.loads(capsys.readouterr().out)["epoch"] == 2  # flags left out are those it was begun with
+    rundir.claim({}, run)
+    assert not list((run / "features").iterdir())  # nothing of an earlier run is left for the next
 
 
 COLOURS = ("red", "green", "blue", "white")
@@ -341,10 +348,47 @@ def test_compare_measures_again_where_captions_have_changed(photos: Path, tmp_pa
         projector=(16, 8), text=TINY.text, batch_size=16, epochs=1, device="cpu",
     )  # fmt: skip
     train_pairs(run, tmp_path / "run")
-    first = verbs.measures(tmp_path / "run")
-    assert verbs.measures(tmp_path / "run") == first
+    first = verbs.measured_of(tmp_path / "run")
+    assert verbs.measured_of(tmp_path / "run") == first
     named(captions, lambda i, name: name if i % 2 else "a thing")
-    assert verbs.measures(tmp_path / "run")["image_to_text@1"]["candidates"] != first["image_to_text@1"]["candidates"]
+    assert (
+        verbs.measured_of(tmp_path / "run")["image_to_text@1"]["candidates"] != first["image_to_text@1"]["candidates"]
+    )
+
+
+def test_captions_that_are_gone_are_named_with_what_to_do(photos: Path, tmp_path: Path) -> None:
+    captions = named(tmp_path / "c.csv", lambda _, name: name)
+    run = replace(
+        PAIR_RECIPES["folder"], data_root=photos, captions=captions, image_size=16, backbone=TINY.backbone,
+        projector=(16, 8), text=TINY.text, batch_size=16, epochs=1, device="cpu",
+    )  # fmt: skip
+    train_pairs(run, tmp_path / "run")
+    moved = tmp_path / "moved"
+    shutil.copytree(photos, moved)
+    captions.rename(moved / "c.csv")
+    with pytest.raises(BadInput, match=r"are not at .*c\.csv any more; .* with --data-root"):
+        verbs.evaluate(tmp_path / "run")
+    assert verbs.evaluate(tmp_path / "run", moved)["image_to_text@1"]["value"] is not None
+
+
+def test_embeddings_named_by_a_relative_path_are_found_from_any_folder(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    captions = named(Path("c.csv"), lambda _, name: name)
+    rng = np.random.default_rng(0)
+    of = {name: rng.normal(size=6) for name in COLOURS}
+    np.save("e.npy", np.stack([of[line.split(",")[1]] for line in captions.read_text().splitlines()[1:]]))
+    run = replace(
+        PAIR_RECIPES["folder"], data_root=photos, captions=captions, image_size=16, backbone=TINY.backbone,
+        projector=(16, 8), text=partial(texts.vectors, path="e.npy", of="c.csv"), batch_size=16, epochs=1, device="cpu",
+    )  # fmt: skip
+    train_pairs(run, tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    begun = rundir.read_run(tmp_path / "run", PairRun)[0]
+    assert isinstance(begun.text, partial) and Path(begun.text.keywords["path"]) == tmp_path / "e.npy"
+    train_pairs(begun, tmp_path / "run", resume=True)
 
 
 def test_one_text_for_all_is_refused(photos: Path, tmp_path: Path) -> None:

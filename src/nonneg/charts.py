@@ -256,7 +256,7 @@ def learning(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
             below.set_ylim(bottom=max(least - 1, best - SEARCH_POINTS), top=best + 1)
         above.set_xlabel("epoch")
         above.set_ylabel("test accuracy, %")
-        below.set_xlabel("learning rate, 20 epochs; a ring: taken")
+        below.set_xlabel("learning rate, 20 epochs; a ring: taken (least loss)")
         below.set_ylabel("held-out accuracy, %")
         _title(above, title)
     _legend(grid[0][0])

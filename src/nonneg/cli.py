@@ -17,7 +17,19 @@ from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
 import nonneg
-from nonneg import engine, explain, files, multimodal, progress, reproduce, rundir, supervised, tables, workflow
+from nonneg import (
+    comparison,
+    engine,
+    explain,
+    files,
+    multimodal,
+    progress,
+    reproduce,
+    rundir,
+    supervised,
+    tables,
+    workflow,
+)
 from nonneg import evaluate as evaluating
 from nonneg.errors import BadInput, unknown
 from nonneg.loop import Interrupted
@@ -373,7 +385,11 @@ def features(
     if _of_pairs(run):
         if data or image_size:
             raise BadInput(f"{run} is of images and texts: leave --data and --image-size out, for its own pairs")
-        for split, paths in pair_verbs.write_features(run, data_root=data_root, out=out).items():
+        made = pair_verbs.write_features(run, data_root=data_root, out=out)
+        if json:
+            tables.as_json({split: [str(path) for path in paths] for split, paths in made.items()})
+            return
+        for split, paths in made.items():
             tables.screen.print(f"{split}: {', '.join(map(str, paths))}", soft_wrap=True)
         return
     written = workflow.write_features(run, data=data, data_root=data_root, image_size=image_size, out=out)
@@ -459,7 +475,7 @@ def compare(
     short = len({run.name for run in measured}) == len(measured)
     columns = {run.name if short else str(run): entries for run, entries in measured.items()}
     more = (name for entries in measured.values() for name, e in entries.items() if "group" in e)
-    tables.compared(columns, more, headline=verbs.HEADLINE)
+    tables.compared(columns, more, headline=("test_accuracy", *verbs.HEADLINE))  # the first of classifiers alone
 
 
 def make_report(
@@ -592,9 +608,9 @@ def make_reproduction(
         device=device,
     )
     if json:
-        tables.as_json(reproduce.rows_json(rows))
+        tables.as_json(comparison.as_json(rows))
         return
-    table = Table(*reproduce.HEADER, title=reproduce.kept_as(experiment, epochs=epochs, batch_size=batch_size))
+    table = Table(*comparison.HEADER, title=reproduce.kept_as(experiment, epochs=epochs, batch_size=batch_size))
     for row in rows:
         table.add_row(*row.cells())
     tables.screen.print(table)

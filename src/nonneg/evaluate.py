@@ -10,8 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from nonneg import canvas, embedding, features, figures, files, losses, measures, on_images, plots, progress
+from nonneg import (
+    canvas,
+    classifier,
+    embedding,
+    features,
+    figures,
+    files,
+    losses,
+    measures,
+    on_images,
+    plots,
+    progress,
+    rundir,
+)
 from nonneg.data import Dataset
 from nonneg.data import folder as folder_of_images
 from nonneg.data.sprites import FACTORS, factors_of
@@ -199,6 +213,8 @@ class _Job:
         train, test, device = self.made["train"], self.made["test"], self.run.torch_device()
         todo: list[tuple[str, int, Callable[[], dict[str, Entry]]]] = []  # group, cost, what to do
         if "basic" in groups:
+            if rundir.trained(self.folder) == "classifier":
+                todo.append(("basic", 1, self.classified))
             for name, take in measures.basic(train, test, device=device).items():
                 todo.append(("basic", COST.get(name, 1), lambda name=name, take=take: {name: take()}))
         if "sepin" in groups:
@@ -239,6 +255,13 @@ class _Job:
                     yield {}, failed
                 advance(cost)
         yield measured, None
+
+    def classified(self) -> dict[str, Entry]:
+        """What the run's own classifier says of the test features."""
+        head, test = classifier.load(self.folder).head, self.made["test"]
+        with torch.inference_mode():
+            logits = head(torch.from_numpy(test.z.toarray()))
+        return measures.classified(test, logits.numpy(), head.dead().numpy())
 
     def heavy(self, groups: list[str]) -> Iterator[tuple[dict[str, Entry], tuple[str, str] | None]]:
         """The groups that look at images, each with a bar of its own."""

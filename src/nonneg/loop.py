@@ -460,3 +460,21 @@ def _stop_requested() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def named(what: str) -> Iterator[None]:
+    """Say of work that stopped which it was, and how it can go on."""
+    try:
+        yield
+    except Interrupted:
+        raise Interrupted(f"{what} was stopped; nothing is lost. Continue with the same command") from None
+    except TooLittleMemory as error:
+        raise BadInput(
+            f"{what}: {error.need}; try a smaller --batch-size (now {error.batch_size}), whose results are kept apart, "
+            "or a GPU with more memory"
+        ) from error
+    except KeyboardInterrupt:  # while measuring, where no step is waited for
+        raise Interrupted(
+            f"{what} was stopped; nothing that was finished is lost. Continue with the same command"
+        ) from None

@@ -96,6 +96,19 @@ def basic(
     return todo
 
 
+def classified(test: Features, logits: np.ndarray, dead: np.ndarray) -> dict[str, Entry]:
+    """What a classifier says by itself: its logits of the test samples (N x C), and which of its weights are dead."""
+    right = math.nan if test.labels is None else float((logits.argmax(1) == test.labels).mean())
+    return {
+        "test_accuracy": entry(
+            right,
+            "share of test samples whose largest logit is that of their class: the classifier itself, not a probe",
+            why="the test data have no labels",
+        ),
+        "dead_weights": entry(float(dead.mean()), "share of the C x D class weights that no gradient reaches any more"),
+    }
+
+
 def why_no_probe(labels: np.ndarray | None) -> str:
     """Why no probe can learn from these labels, or nothing: it takes two classes, and two samples of one of them."""
     if labels is None:

@@ -23,6 +23,7 @@ ROWS, IMAGES, SAMPLES, CORRELATED, WIDEST = 12, 10, 60, 20, 512
 
 # key, what people call it, how it is printed, the key of its chance level
 HEADLINE = (
+    ("test_accuracy", "The classifier itself", "share", "chance"),
     ("sparsity", "Sparsity", "share", None),
     ("class_consistency", "Class consistency", "share", "chance"),
     ("top10_consistency", "Top-10 class consistency", "share", "top10_chance"),
@@ -35,7 +36,7 @@ HEADLINE = (
     ("zero_rows", "Images with all features zero", "count", None),
 )
 SHARES = {key for key, _, kind, _ in HEADLINE if kind == "share"}
-SHARES |= {"class_consistency_weighted", "chance", "top10_chance", "expected_activation_top"}
+SHARES |= {"class_consistency_weighted", "chance", "top10_chance", "expected_activation_top", "dead_weights"}
 PROBES = {"linear_probe": "linear, h", "knn": "k-NN, h", "linear_probe_z": "linear, z", "knn_z": "k-NN, z"}
 
 

@@ -7,8 +7,7 @@ folders (large, not for a repository) are RUNS/EXPERIMENT/RUN. Whatever is there
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 
 from nonneg import (
     analyses,
+    asking,
     embedding,
     encoder,
     engine,
@@ -33,45 +33,18 @@ from nonneg import (
     rundir,
     supervised,
 )
+from nonneg.comparison import Row, as_markdown
 from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput, unknown
 from nonneg.evaluate import add_entries
 from nonneg.experiments import ACCURACIES, MEASURES, AnyRun, Experiment, Found, begins, is_search, method_of
-from nonneg.loop import Interrupted, TooLittleMemory
 from nonneg.measures import measure
 from nonneg.multimodal import PairRun
 from nonneg.run import ClassifierRun, Run
 from nonneg.train import describe, train
 
 AGAIN = "remove {} and give the same command again"
-NOT_RUN, NOT_REACHED = "not run", "not reached"  # the second where a run, or one of its seeds, has no such epoch
-
-
-@dataclass(frozen=True)
-class Row:
-    """One cell of the paper beside ours: mean and standard deviation over `seeds` runs; None if not run or reached."""
-
-    measure: str
-    method: str
-    paper: float | None
-    ours: float | None
-    std: float | None
-    seeds: int
-
-    @property
-    def difference(self) -> float | None:
-        return None if self.paper is None or self.ours is None else self.ours - self.paper
-
-    def cells(self) -> tuple[str, str, str, str, str, str]:
-        """Measure, method, paper, ours, difference, seeds, as text."""
-        spread = "" if self.std is None else f" ± {self.std:.1f}"
-        none = NOT_REACHED if self.seeds else NOT_RUN
-        exact = isinstance(self.ours, int)  # a count
-        ours = none if self.ours is None else str(self.ours) if exact else f"{self.ours:.1f}{spread}"
-        paper = "" if self.paper is None else f"{self.paper:.1f}"
-        difference = "" if self.difference is None else f"{self.difference:+.1f}"
-        return self.measure, self.method, paper, ours, difference, str(self.seeds)
 
 
 def reproduce(
@@ -102,7 +75,7 @@ def reproduce(
                 f"{name} trains nothing: --epochs, --batch-size, --classes and --seeds are for what it looks at"
             )
         where = {"data_root": data_root, "results": results, "runs": runs, "device": device}
-        return analyse(name, **where, only=only, report_only=report_only)
+        return asking.analyse(name, **where, only=only, report_only=report_only)
     if name not in experiments.names():
         raise unknown("experiment", name, [*experiments.names(), *analyses.names()])
     experiment = experiments.find(name)
@@ -126,7 +99,7 @@ def reproduce(
             run = change(run) if change else run
             progress.say(f"{name}: {run_name}, {i + 1} of {len(todo)} to do")
             folder = runs / name / run_name
-            with _named(run_name):
+            with loop.named(run_name):
                 if isinstance(run, PairRun):
                     ledger.put(results / f"{name}.jsonl", _pair_one(name, run_name, experiment, run, folder))
                 elif isinstance(run, ClassifierRun):
@@ -138,7 +111,7 @@ def reproduce(
                         ledger.put(results / f"{name}.jsonl", line)
             if is_search(run_name):  # its line says what it was for, and weights take much room
                 rundir.keep_the_log(folder)
-        with _named(f"drawing {name}"):
+        with loop.named(f"drawing {name}"):
             try:
                 gallery.draw(name, experiment, results=results, runs=runs, data_root=found.root)
             except BadInput as error:  # the table does not need them
@@ -146,145 +119,20 @@ def reproduce(
     elif data_root is not None:
         for path in gallery.draw(name, experiment, results=results, runs=runs, data_root=found.root, anew=True):
             progress.say(f"drawn: {path}")
-    rows = table(name, experiment, results)
-    if not any(row.seeds for row in rows):
+    made = table(name, experiment, results)
+    if not any(row.seeds for row in made):
         progress.say(f"no results of {name} in {results.absolute()}; --results names another folder")
     if not report_only:
-        files.write_text(results / f"{name}.md", as_markdown(rows))
+        files.write_text(results / f"{name}.md", as_markdown(made))
         if picture := experiment.draw and experiment.draw(ledger.of(name, experiment, results)):
             gallery.write(results / "figures" / f"{name}.png", picture)
-    return table(name, experiment, results, only) if only else rows
+    return table(name, experiment, results, only) if only else made
 
 
 def kept_as(name: str, *, epochs: int | None, batch_size: int | None) -> str:
     """The name under which an experiment's results are kept, shortened or in other batches."""
     shorter = "" if epochs is None else f"-{epochs}epochs"
     return name + shorter + ("" if batch_size is None else f"-batch{batch_size}")
-
-
-def analyse(
-    name: str,
-    *,
-    data_root: Path | None,
-    results: Path,
-    runs: Path,
-    only: Sequence[str] = (),
-    report_only: bool = False,
-    device: str = "auto",
-) -> list[Row]:
-    """Ask an analysis' question of every run there is that has no answer yet, and return its table and draw its figure.
-
-    Runs are those below RUNS/EXPERIMENT and, where test features are enough, those whose features were kept beside the
-    results; `only` names groups or their beginnings (cifar10, cifar10-ncl).
-    """
-    analysis, path = analyses.find(name), results / f"{name}.jsonl"
-    known = {f"{of}-{run_name}" for of in analysis.of for run_name in experiments.find(of).runs}
-    for wanted in only:
-        if not any(begins(run_name, wanted) for run_name in known):
-            raise unknown("group of runs", wanted, {*analysis.of, *(method_of(run_name) for run_name in known)})
-    subjects = {of: _trained_runs(of, runs, data_root, device) for of in analysis.of}
-    if analysis.test_alone:
-        subjects = {of: _kept_runs(of, results, data_root, device) | there for of, there in subjects.items()}
-    groups = {(of, g): mine for of, there in subjects.items() for g, mine in analysis.group(list(there)).items()}
-    groups = {key: v for key, v in groups.items() if not only or any(begins("-".join(key), w) for w in only)}
-    if not report_only:
-        if not groups:
-            raise BadInput(
-                f"{name} looks at trained runs, and there are too few in {runs.absolute()}; make them with nonneg "
-                f"reproduce {analysis.of[0]}, or see what was measured with --report-only"
-            )
-        done = {k: v["runs"] for k, v in ledger.read(path).items()}
-        todo = {key: mine for key, mine in groups.items() if not {*mine} <= {*done.get("-".join(key), ())}}
-        for i, ((of, group), mine) in enumerate(todo.items()):
-            progress.say(f"{name}: {of} {group}, {i + 1} of {len(todo)} to do")
-            began = time.monotonic()
-            asked = [subjects[of][run_name] for run_name in mine]
-            with _named(f"{of} {group}"):
-                measures = analysis.ask(asked)
-            line = {
-                "name": f"{of}-{group}",
-                "runs": mine,
-                "measures": {k: round(v, 6) if isinstance(v, float) else v for k, v in measures.items()},
-                "seconds": round(time.monotonic() - began, 1),
-                **provenance.made(asked[0].device),
-            }
-            if kept := [subject.name for subject in asked if subject.kept is not None]:
-                line["from_kept_features"] = kept
-            ledger.put(path, line)
-    lines = ledger.read(path)
-    if not lines:
-        progress.say(f"no results of {name} in {results.absolute()}; --results names another folder")
-    if picture := analysis.draw(lines) if lines and not report_only else None:
-        gallery.write(results / "figures" / f"{name}.png", picture)
-    missing = _not_asked(analysis, lines)
-    if not report_only:
-        files.write_text(results / f"{name}.md", as_markdown(_analysis_table(analysis, lines, missing)))
-
-    def chosen(found: Mapping[str, Any]) -> dict[str, Any]:
-        return {k: v for k, v in found.items() if not only or any(begins(k, wanted) for wanted in only)}
-
-    return _analysis_table(analysis, chosen(lines), chosen(missing))
-
-
-def _trained_runs(of: str, runs: Path, data_root: Path | None, device: str) -> dict[str, analyses.Subject]:
-    """The runs of an experiment that are there, by name."""
-    return {
-        name: analyses.Subject(of, name, runs / of / name, data_root, device)
-        for name in experiments.find(of).runs
-        if (runs / of / name / "model.safetensors").exists()
-    }
-
-
-def _kept_runs(of: str, results: Path, data_root: Path | None, device: str) -> dict[str, analyses.Subject]:
-    """The runs of an experiment whose test features were kept beside the results, by name."""
-    paths = {name: kept_features.path_of(of, name, results) for name in experiments.find(of).runs}
-    return {
-        name: analyses.Subject(of, name, path.parent, data_root, device, kept=path)
-        for name, path in paths.items()
-        if path.exists()
-    }
-
-
-def _not_asked(analysis: analyses.Analysis, lines: Mapping[str, dict[str, Any]]) -> dict[str, str]:
-    """The declared methods of which there is no line: EXPERIMENT-METHOD -> as it is called."""
-    found = {}
-    for of in analysis.of:
-        declared = experiments.find(of)
-        groups = analysis.group(list(declared.runs))
-        methods = {method for method in declared.methods if any(method in (g, method_of(g)) for g in groups)}
-        for method in (m for m in declared.methods if m in methods):
-            if not any(name == f"{of}-{method}" or method_of(name) == f"{of}-{method}" for name in lines):
-                found[f"{of}-{method}"] = _called(of, declared.methods[method])
-    return found
-
-
-def _called(of: str, method: str) -> str:
-    return method if of == "maps" else f"{method}, {of}"
-
-
-def _analysis_table(
-    analysis: analyses.Analysis, lines: Mapping[str, dict[str, Any]], missing: Mapping[str, str]
-) -> list[Row]:
-    """A row for every number and method of which there is a line, or that the paper has, and each method missing."""
-    rows = []
-    for key, (text, scale) in analysis.table.items():
-        for of in analysis.of:
-            for method, called in experiments.find(of).methods.items():
-                asked = [v for k, v in lines.items() if k == f"{of}-{method}" or method_of(k) == f"{of}-{method}"]
-                values = [scale * v["measures"][key] for v in asked if v["measures"].get(key) is not None]
-                paper = analysis.paper.get((key, f"{of}-{method}"))
-                if values or paper is not None:
-                    rows.append(
-                        Row(
-                            measure=text,
-                            method=_called(of, called),
-                            paper=paper,
-                            ours=statistics.mean(values) if values else None,
-                            std=statistics.stdev(values) if len(values) > 1 else None,
-                            seeds=sum(len(v["runs"]) for v in asked),
-                        )
-                    )
-    return rows + [Row("all of these", called, paper=None, ours=None, std=None, seeds=0) for called in missing.values()]
 
 
 def table(name: str, experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[Row]:
@@ -311,20 +159,6 @@ def table(name: str, experiment: Experiment, results: Path, only: Sequence[str] 
                 )
             )
     return rows
-
-
-def rows_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows as plain values, percentages in points."""
-    return [{k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(row).items()} for row in rows]
-
-
-HEADER = ("measure", "method", "paper", "ours", "difference", "seeds")
-
-
-def as_markdown(rows: Sequence[Row]) -> str:
-    """The table as Markdown."""
-    lines = [HEADER, ("---",) * len(HEADER), *(row.cells() for row in rows)]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
 # Which runs, and which are done
@@ -499,24 +333,6 @@ def _pair_one(name: str, run_name: str, experiment: Experiment, run: PairRun, fo
     temperature = rundir.read_log(folder)[-1].get("temperature")
     more = {"texts": texts, "chance": chance, "temperature": temperature, "mode": mode, "precision": precision}
     return {**line, **more}
-
-
-@contextmanager
-def _named(what: str) -> Iterator[None]:
-    """Say of work that stopped which it was, and how it can go on."""
-    try:
-        yield
-    except Interrupted:
-        raise Interrupted(f"{what} was stopped; nothing is lost. Continue with the same command") from None
-    except TooLittleMemory as error:
-        raise BadInput(
-            f"{what}: {error.need}; try a smaller --batch-size (now {error.batch_size}), whose results are kept apart, "
-            "or a GPU with more memory"
-        ) from error
-    except KeyboardInterrupt:  # while measuring, where no step is waited for
-        raise Interrupted(
-            f"{what} was stopped; nothing that was finished is lost. Continue with the same command"
-        ) from None
 
 
 def _line(

@@ -74,7 +74,7 @@ def claim(about: dict[str, Any], folder: Path) -> None:
     """Take `folder` for the run that `about` describes: what an earlier run left goes, files of others stay."""
     for name in OURS:
         (folder / name).unlink(missing_ok=True)
-    made = ("features/*.npz", "codes/*.npz", "plots/*.png")
+    made = ("features/*.npz", "features/*-pairs.npy", "codes/*.npz", "plots/*.png")
     for path in [*(path for pattern in made for path in folder.glob(pattern)), *_leftovers(folder)]:
         path.unlink()
     files.write_json(folder / "run.json", about)

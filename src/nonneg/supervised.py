@@ -195,8 +195,9 @@ def _start(run: ClassifierRun, train: Dataset) -> Encoder:
 
 def begin_with(folder: Path, run: ClassifierRun) -> ClassifierRun:
     """The run as it should be to begin with another run's backbone: the same network and size of images."""
-    begun, _ = rundir.read_any(folder)
-    return replace(run, pretrained=folder, backbone=begun.backbone, image_size=begun.image_size or run.image_size)
+    begun, about = rundir.read_any(folder)
+    size = begun.image_size or (run.image_size if run.data is begun.data else about["data"]["image_size"])
+    return replace(run, pretrained=folder, backbone=begun.backbone, image_size=size)
 
 
 def epochs_to(levels: Sequence[float], log: Sequence[dict[str, Any]]) -> dict[float, int | None]:

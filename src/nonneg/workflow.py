@@ -114,7 +114,9 @@ def write_report(folders: list[Path], path: Path, *, overwrite: bool, data_root:
     columns = [column(folder, title, data_root) for folder, title in zip(folders, titles, strict=True)]
     seen = (f"{c.title}: {len(c.train.ids)} training and {len(c.test.ids)} test images" for c in columns)
     trained = (f", {c.log[-1]['epoch']} epochs" if c.log else "" for c in columns)
-    intro = "; ".join(a + b for a, b in zip(seen, trained, strict=True)) + "."
+    held = (len(c.train.ids) - rundir.read_any(f)[1]["data"]["images"] for c, f in zip(columns, folders, strict=True))
+    apart = (f", {n} of the training images held out" if n > 0 else "" for n in held)
+    intro = "; ".join("".join(parts) for parts in zip(seen, trained, apart, strict=True)) + "."
     report.write(columns, path, title="What the features look at", intro=intro, seed=0)
 
 

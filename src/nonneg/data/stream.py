@@ -80,7 +80,12 @@ def cores() -> int:
 
 def workers() -> int:
     """How many processes decode: $NONNEG_WORKERS, or one for each core; 0 decodes in threads of this process."""
-    return int(number("NONNEG_WORKERS", min(cores(), MOST_WORKERS))) if hasattr(os, "fork") else 0
+    asked = int(number("NONNEG_WORKERS", min(cores(), MOST_WORKERS))) if hasattr(os, "fork") else 0
+    if asked > (most := max(MOST_WORKERS, 4 * cores())):  # a slip of the finger must not bring the machine down
+        raise BadInput(
+            f"the environment variable NONNEG_WORKERS is {asked} on {cores()} cores; set it to {most} or less"
+        )
+    return asked
 
 
 def number(variable: str, default: float) -> float:

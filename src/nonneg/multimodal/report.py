@@ -102,6 +102,11 @@ def finished(folder: Path, data_root: Path | None = None) -> tuple[PairRun, enco
     captions = run.captions
     if captions is not None and data_root is not None and (data_root / captions.name).exists():
         captions = data_root / captions.name  # moved along with the images
+    if captions is not None and not captions.exists():
+        raise BadInput(
+            f"the captions that {folder} was trained with are not at {captions} any more; put them back, or beside the "
+            "images and name that folder with --data-root"
+        )
     run = replace(run, device="auto", data_root=data_root or run.data_root, captions=captions)
     if not (folder / "model.safetensors").exists():
         again = f"nonneg {run.verb} {run.to_json()['data']} --out {folder} --resume"

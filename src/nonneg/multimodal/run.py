@@ -36,7 +36,7 @@ class PairRun(Training):
     text: Annotated[Callable[[list[str]], nn.Module], names.flag(TEXTS)] = texts.bag
     """bag (of subwords) or transformer, learned here; frozen: sentences:MODEL or vectors:path=E.npy,of=C.csv."""
     learn_temperature: bool = True
-    """Learn the temperature of a loss that has one, from the value it is given on."""
+    """Learn the temperature where the loss allows it (clip does, info_nce does not), from the value it is given on."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -208,7 +208,14 @@ def _vectors(path: Path, of: Path) -> dict[str, np.ndarray]:
         raise BadInput(f"{path} has {len(rows)} rows for the {len(texts)} captions of {of}; give one row for each")
     if not np.isfinite(rows).all():
         raise BadInput(f"{path} holds NaN or infinite values; make the embeddings again")
-    return dict(zip(texts, rows.astype(np.float32), strict=True))
+    first: dict[str, int] = {}
+    for i, text in enumerate(texts):
+        if not np.allclose(rows[first.setdefault(text, i)], rows[i], rtol=1e-3, atol=1e-5):
+            raise BadInput(
+                f"{path} has different rows, {first[text]} and {i}, for one caption, {text!r}; are they in the order "
+                f"of the captions in {of}?"
+            )
+    return {text: rows[i].astype(np.float32) for text, i in first.items()}
 
 
 def bag(captions: Sequence[str], *, tokens: int = 2048, length: int = 32, width: int = 256) -> nn.Module:

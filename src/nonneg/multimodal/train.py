@@ -11,7 +11,7 @@ from nonneg import loop, progress, rundir, steps
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
 from nonneg.loop import Job, Keep, Rows, State
-from nonneg.multimodal import encoder, tokens
+from nonneg.multimodal import encoder, texts, tokens
 from nonneg.multimodal.encoder import PairEncoder, TextEncoder
 from nonneg.multimodal.run import PairRun
 from nonneg.pairs import Pairs
@@ -29,13 +29,12 @@ def train_pairs(
     label: str = "training",
 ) -> PairEncoder:
     """Train `run` in `folder` and return both encoders, which are also saved there; `resume` continues exactly."""
-    absolute = {name: p.absolute() for name in ("data_root", "captions") if (p := getattr(run, name)) is not None}
-    run = replace(run, **absolute)  # run.json must mean the same from any folder
+    run = _anywhere(run)
     data, folder, device = data or run.load_pairs("train"), Path(folder), run.torch_device()
     if len({tokens.normalise(text) for text in data.captions}) < 2:
         raise BadInput(f"all captions of {data.name} are the same text; images can only be told by two texts or more")
     model = fresh(run, data)
-    texts, cut = model.text.read(data.captions)
+    read, cut = model.text.read(data.captions)
     if data.skipped:
         progress.say(f"left out: {reasons(data.skipped)}")
     if cut:
@@ -67,16 +66,25 @@ def train_pairs(
             overwrite=overwrite,
         ),
     )
-    step = partial(steps.paired, run, run.loss, texts.to(device))
+    step = partial(steps.paired, run, run.loss, read.to(device))
     loop.run_job(job, begin=lambda: begin(run, model, rows), step=step)
     encoder.save(model, folder)
     return model.eval()
 
 
+def _anywhere(run: PairRun) -> PairRun:
+    """The run with absolute paths, so that run.json means the same from any folder."""
+    places: dict[str, Any] = {n: p.absolute() for n in ("data_root", "captions") if (p := getattr(run, n)) is not None}
+    if isinstance(run.text, partial) and run.text.func is texts.vectors:
+        files = {name: str(Path(path).absolute()) for name, path in run.text.keywords.items()}
+        places["text"] = partial(texts.vectors, **files)
+    return replace(run, **places)
+
+
 def trained(run: PairRun, folder: Path, data: Pairs, label: str) -> PairEncoder:
     """The run's encoders: loaded if it is finished, continued if it was begun, trained otherwise."""
     if (folder / "model.safetensors").exists():
-        rundir.check_same(describe(run, data, 0), folder, defaults=PairRun().to_json())
+        rundir.check_same(describe(_anywhere(run), data, 0), folder, defaults=PairRun().to_json())
     else:
         train_pairs(run, folder, data=data, **loop.as_begun(folder), label=label)
     return encoder.load(folder)  # always from the file: what is measured is what anyone can load
@@ -85,8 +93,8 @@ def trained(run: PairRun, folder: Path, data: Pairs, label: str) -> PairEncoder:
 def describe(run: PairRun, data: Pairs, cut: int) -> dict[str, Any]:
     """What run.json says of this training."""
     about = rundir.describe(run.trains, run.to_json(), data.images, run.torch_device())
-    texts = {"captions": len(data.captions), "texts": len(set(data.captions)), "cut": cut}
-    return {**about, "data": {**about["data"], **texts, "fingerprint": data.fingerprint()}}
+    said = {"captions": len(data.captions), "texts": len(set(data.captions)), "cut": cut}
+    return {**about, "data": {**about["data"], **said, "fingerprint": data.fingerprint()}}
 
 
 def fresh(run: PairRun, data: Pairs) -> PairEncoder:

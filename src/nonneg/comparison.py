@@ -1,0 +1,47 @@
+"""Tables of results: a row sets the paper's number beside ours."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+NOT_RUN, NOT_REACHED = "not run", "not reached"  # the second where a run, or one of its seeds, has no such epoch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell of the paper beside ours: mean and standard deviation over `seeds` runs; None if not run or reached."""
+
+    measure: str
+    method: str
+    paper: float | None
+    ours: float | None
+    std: float | None
+    seeds: int
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.paper is None or self.ours is None else self.ours - self.paper
+
+    def cells(self) -> tuple[str, str, str, str, str, str]:
+        """Measure, method, paper, ours, difference, seeds, as text."""
+        spread = "" if self.std is None else f" ± {self.std:.1f}"
+        none = NOT_REACHED if self.seeds else NOT_RUN
+        exact = isinstance(self.ours, int)  # a count
+        ours = none if self.ours is None else str(self.ours) if exact else f"{self.ours:.1f}{spread}"
+        paper = "" if self.paper is None else f"{self.paper:.1f}"
+        difference = "" if self.difference is None else f"{self.difference:+.1f}"
+        return self.measure, self.method, paper, ours, difference, str(self.seeds)
+
+
+def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows as plain values, percentages in points."""
+    return [{k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(row).items()} for row in rows]
+
+
+HEADER = ("measure", "method", "paper", "ours", "difference", "seeds")
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """The table as Markdown."""
+    lines = [HEADER, ("---",) * len(HEADER), *(row.cells() for row in rows)]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
