@@ -82,12 +82,15 @@ def test_pairs_and_power_series_give_the_same_in_any_block(monkeypatch: Any, gat
     assert metrics.sepin(f, g, temperature=0.2, renormalise=True) == pytest.approx(renormalised, abs=1e-9, rel=0)
 
 
+@pytest.mark.parametrize("block", [100, 2**24])  # in blocks of a few anchors, and all at once
 @pytest.mark.parametrize("renormalise", [False, True])
-def test_a_tiny_temperature_keeps_its_digits(renormalise: bool):
+@pytest.mark.parametrize("weights", ["sum", "mean"])
+def test_a_tiny_temperature_keeps_its_digits(monkeypatch: Any, weights: Any, renormalise: bool, block: int):
+    monkeypatch.setattr(disentanglement, "BLOCK", block)
     labels = np.arange(30) % 4
     one_hot = np.eye(4)[labels] + 0.01 * np.random.default_rng(0).random((30, 4))
-    expected = brute_force(one_hot, one_hot, temperature=0.002, weights="sum", renormalise=renormalise)
-    found = metrics.sepin(one_hot, one_hot, temperature=0.002, weights="sum", renormalise=renormalise)
+    expected = brute_force(one_hot, one_hot, temperature=0.002, weights=weights, renormalise=renormalise)
+    found = metrics.sepin(one_hot, one_hot, temperature=0.002, weights=weights, renormalise=renormalise)
     assert found == pytest.approx(expected, abs=1e-9, rel=1e-12)
 
 

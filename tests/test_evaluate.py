@@ -376,6 +376,37 @@ def test_without_labels_the_label_free_groups_run_and_the_others_are_named(
     assert rows["sepin@100"] == ["-", "none"] and rows["class consistency"][1] == "-"  # not measured, undefined
 
 
+def test_labels_of_the_test_images_alone_are_enough_for_what_asks_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    made = {
+        f"{split}_images": rng.integers(0, 255, (n, 16, 16), np.uint8) for split, n in (("train", 40), ("test", 30))
+    }
+    np.savez(tmp_path / "x.npz", **made, test_labels=np.arange(30) % 3)
+    train(replace(TINY, data=data.arrays, data_root=tmp_path / "x.npz", batch_size=16), tmp_path / "run")
+    code, found, err = evaluated(capsys, tmp_path / "run", "--all")
+    assert code == 0, err
+    assert {"precision@10", "kmeans_nmi", "precision_bytes_16", "kept_precision", "class_consistency"} <= found.keys()
+    none = "the train data have no labels"
+    assert {k for k, why in found["skipped"].items() if why == none} == {"probes", "ood", *measures.HEAVY}
+    assert found["linear_probe"] is None and found["active_least"] <= found["active_per_sample_median"] <= 16
+    assert found["active_under_20"] == 1  # there are 16 features
+
+
+def test_a_subset_says_which_images_it_cut_and_is_refused_before_anything_is_measured(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = evaluated(capsys, copied / "a", "--only", "corruptions,probe", "--subset", 30)
+    assert code == 0, err
+    stored = strict_json(copied / "a" / "metrics.json")
+    assert stored["corruption_accuracy"]["subset"] == "30 test images"  # its probe is that of all training images
+    assert stored["probe_h"]["subset"] == "30 training and 30 test images"
+    code, _, err = evaluated(capsys, copied / "a", "--all", "--heavy", "--subset", 5)
+    assert code == 1 and "--subset 5 is fewer images than the 10 classes" in err and "measuring" not in err
+    assert "sepin@1" not in strict_json(copied / "a" / "metrics.json")
+
+
 def poisoned(folder: Path, value: float) -> None:
     """The run's model with every projector output at `value`."""
     model = load(folder)
@@ -395,7 +426,7 @@ def test_all_dead_features_are_defined_or_one_sentence(copied: Path, capsys: pyt
     assert found["sepin@all"] == 0 and found["eigenvalues_top"] is None and found["monosemanticity"] is None
     assert found["no_value"]["precision@10"] == found["no_value"]["spectral_nmi"]
     assert found["no_value"]["precision@10"] == "every feature is zero on every test sample"
-    assert "nothing to keep" in found["skipped"]["selection"]
+    assert found["skipped"]["selection"] == found["no_value"]["precision@10"]
     assert "no feature of run 0" in found["skipped"]["identifiability"]
     strict_json(copied / "a" / "metrics.json")
     code, _, err = evaluated(capsys, copied / "a", "--only", "identifiability", "--against", copied / "b")
@@ -433,12 +464,10 @@ def test_compare_says_what_a_number_was_measured_with(copied: Path, capsys: pyte
     cli.main(["compare", str(a), str(b)])
     text = capsys.readouterr().out
     notes = {line[:3]: line[4:].strip() for line in text.splitlines() if line.startswith("[")}
-    assert sorted(notes.values()) == sorted(
-        ["on 30 training and 30 test images (--subset)", f"judged by {b}", f"against {b}"]
-    )
+    assert sorted(notes.values()) == sorted(["on 30 test images (--subset)", f"judged by {b}", f"against {b}"])
     marked = {name: next(line for line in text.splitlines() if f" {name} " in line) for name in
               ("corruption blur", "monosemanticity", "identifiability cosine")}  # fmt: skip
-    wanted = ("on 30 training and 30 test images (--subset)", f"judged by {b}", f"against {b}")
+    wanted = ("on 30 test images (--subset)", f"judged by {b}", f"against {b}")
     assert [notes[re.search(r"\[\d\]", line)[0]] for line in marked.values()] == list(wanted)
     assert "[" not in next(line for line in text.splitlines() if "sparsity" in line)
 

@@ -182,6 +182,13 @@ def test_sap_of_a_two_valued_code_is_scikit_learns_balanced_accuracy() -> None:
     assert sap(z[:, None], y[:, None], seed=3).score == pytest.approx(balanced_accuracy_score(y[test], z[test]))
 
 
+def test_a_value_that_is_never_asked_about_does_not_count_against_a_code() -> None:
+    order = np.random.default_rng(0).permutation(200)
+    y = np.arange(200) % 2
+    y[order[60:70]] = 2  # learned from, and not among the 50 that are held out
+    assert sap(y[:, None], y[:, None], seed=0).accuracy.item() == 1
+
+
 def test_dci_follows_from_its_importances() -> None:
     z, v = mixed()
     found = dci(z, v)

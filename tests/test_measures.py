@@ -117,6 +117,9 @@ def test_factor_entries_name_the_constant_factors() -> None:
     found = measures.factors(table[:, [0, 2]].astype(float), table, names=["shape", "scale", "x"])
     assert found["mig"]["value"] == pytest.approx(1, abs=0.05) and found["dci_informativeness"]["value"] == 1
     assert found["mig"]["left_out_as_constant"] == ["scale"] and set(found["mig"]["each"]) == {"shape", "x"}
+    one = np.stack([table[:, 0], np.zeros(300)], axis=1)  # a code of shape alone
+    gaps = measures.factors(one, table, names=["shape", "scale", "x"])["mig"]["each"]
+    assert gaps["shape"] == pytest.approx(1, abs=0.05) and gaps["x"] < 0.1
     with pytest.raises(BadInput, match="none of the 1 factors takes two values"):
         measures.factors(table[:, :1].astype(float), table[:, 1:2], names=["scale"])
 
@@ -136,6 +139,8 @@ def test_dead_features_have_defined_entries() -> None:
         measures.monosemanticity(dead.z, np.eye(6), name="j"),
     ):
         assert all(("why" in e) == (e["value"] is None) for e in group.values())
+    with pytest.raises(BadInput, match="every feature is zero on every test sample"):
+        measures.selected(fake(n=6, d=3, classes=2), dead, k=2)
     found = measures.retrieval(dead, dead, k=2) | measures.clusters(dead)
     assert {e["value"] for name, e in found.items() if name != "precision_chance"} == {None}  # whatever the order
     assert found["kmeans_nmi"]["why"] == "every feature is zero on every test sample"
@@ -166,6 +171,12 @@ def test_selection_entries_are_retrieval_and_probes_of_what_is_kept(signed: bool
     assert found["kept_probe"]["value"] == want and found["kept_probe"]["kept"] == 4
     near = measures.metrics.retrieval(kept[1], test.labels, k=5, queries=asked)["precision"]
     assert found["kept_precision"]["value"] == pytest.approx(near, abs=1e-6)
+    drawn = np.sort(selection.rank(train.z, by="random", relu=False, rng=np.random.default_rng(0))[:4])
+    at_random = [selection.keep_features(f.z, drawn) for f in (train, test)]
+    near = measures.metrics.retrieval(at_random[1], test.labels, k=5, queries=asked)["precision"]
+    assert found["kept_precision"]["random"] == pytest.approx(near, abs=1e-6)
+    want = probes.linear_probe(at_random[0], train.labels, at_random[1], test.labels).accuracy
+    assert found["kept_probe"]["random"] == want
     both = [(r, p["precision"]) for r, p in zip(rows, found["kept_precision"]["each"], strict=True)]
     for row, precision in ((r, p) for r, p in both if r["by"] == "activation"):
         order = selection.rank(train.z, relu=row["relu_in_ranking"])[: row["kept"]]

@@ -38,7 +38,9 @@ def analyse(
     groups = {(of, g): mine for of, there in subjects.items() for g, mine in analysis.group(list(there)).items()}
     groups = {key: v for key, v in groups.items() if not only or any(begins("-".join(key), w) for w in only)}
     if not report_only:
-        if not groups:
+        if not groups and path.exists():
+            progress.say(f"there is no trained run in {runs.absolute()} to ask: these are the answers there are")
+        elif not groups:
             raise BadInput(
                 f"{name} looks at trained runs, and there are too few in {runs.absolute()}; make them with nonneg "
                 f"reproduce {analysis.of[0]}, or see what was measured with --report-only"

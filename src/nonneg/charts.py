@@ -141,7 +141,9 @@ def stability(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
         axes.set_axis_off()
     for axes, (title, found) in zip(flat, panels.items(), strict=False):
         scores = np.concatenate([np.asarray(s) for s in found["scores"]])
-        axes.hist(scores, bins=np.linspace(0, 1, 26).tolist(), weights=np.full(len(scores), 100 / len(scores)),
+        matched = scores[scores > 0]  # a live feature for which no other run has one left scores 0
+        alone = 100 * (1 - len(matched) / len(scores))
+        axes.hist(matched, bins=np.linspace(0, 1, 26).tolist(), weights=np.full(len(matched), 100 / len(scores)),
                   color=CL if found["signed"] else NCL)  # fmt: skip
         axes.axvline(found["cosine"], color=INK, linewidth=1)
         axes.axvline(found["cosine_rotated"], color=INK, linewidth=1, linestyle=(0, (4, 3)))
@@ -152,7 +154,8 @@ def stability(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
         axes.set_ylabel("features, %")
         _title(axes, title)
         axes.annotate(f"mean {found['cosine']:.2f}; after a rotation {found['cosine_rotated']:.2f} (dashed);\nshuffled "
-                      f"{found['cosine_shuffled']:.2f} (grey)", (0.02, 0.96), xycoords="axes fraction", va="top",
+                      f"{found['cosine_shuffled']:.2f} (grey)" + f"; without a partner {alone:.0f} %" * (alone >= 0.5),
+                      (0.02, 0.96), xycoords="axes fraction", va="top",
                       fontsize=7, color=INK, zorder=5,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})  # fmt: skip
     return png_bytes(figure)
@@ -164,10 +167,10 @@ def sepin(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> bytes:
     for axes, (name, runs) in zip(row, panels.items(), strict=True):
         for run, values in runs.items():
             x = np.arange(1, len(values) + 1)
-            axes.plot(x, 100 * np.asarray(values), color=NCL if run == "NCL" else CL, linewidth=1.8, label=run)
+            axes.plot(x, 1000 * np.asarray(values), color=NCL if run == "NCL" else CL, linewidth=1.8, label=run)
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         axes.set_xlabel("features, largest first")
-        axes.set_ylabel("SEPIN, nats x 100")
+        axes.set_ylabel("SEPIN, nats x 1,000")
         _title(axes, NAMES.get(name, name))
         axes.legend(fontsize=7.5, frameon=False, labelcolor=INK, loc="upper right")
     return png_bytes(figure)
@@ -214,9 +217,10 @@ def robustness(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
             axes.set_xticks(range(len(values)), [k.replace("_", "\n") for k in values], fontsize=6.5)
         axes.set_ylabel("accuracy, %")
         images = " and ".join(f"{n:,}" for n in sorted({found["images"] for found in runs.values()}))
-        _title(axes, f"{NAMES.get(name, name)}, {images} test images; dashed: clean")
-        axes.legend(fontsize=7.5, frameon=False, labelcolor=INK, loc="upper right", ncols=2)
-        axes.set_ylim(top=115)
+        clean = ", ".join(f"{run} {100 * found['clean']:.1f}" for run, found in runs.items())
+        _title(axes, f"{NAMES.get(name, name)}, {images} test images; dashed: clean ({clean})")
+        axes.legend(fontsize=7.5, frameon=False, labelcolor=INK, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
+        axes.set_ylim(0, 100)
     return png_bytes(figure)
 
 

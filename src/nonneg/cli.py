@@ -417,7 +417,7 @@ def select(
 
     Args:
         run: The run folder.
-        bytes: So many bytes a vector: features or activations, whichever keeps more.
+        bytes: So many bytes a vector: features or activations, whichever comes closer to the whole (mean cosine).
         features: So many features, the same for all samples: those of largest expected activation.
         top: So many activations of each sample, its largest.
         data_root: Where the data are now, if they were moved since training.

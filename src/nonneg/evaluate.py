@@ -128,8 +128,10 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
     if asked.all and not asked.heavy:
         skipped |= {group: cannot.get(group, "takes minutes; add --heavy") for group in HEAVY}
     if "basic" in groups and (why := _no_labels(made) or why_no_probe(made["train"].labels)):
-        skipped["class consistency and probes" if _no_labels(made) else "probes"] = why
+        skipped["class consistency and probes" if made["test"].labels is None else "probes"] = why
     job = _Job(folder, run, data, made, asked, dict(others), places)
+    if set(HEAVY) & set(groups):  # now: a subset that is too small is said before anything is measured
+        job.short("train"), job.short("test")
     measured: dict[str, Entry] = {}
     for stage in (job.light, job.heavy):
         for found, failed in stage([group for group in groups if group not in skipped]):
@@ -165,7 +167,8 @@ def _no_labels(made: dict[str, Features]) -> str:
 
 def _cannot(asked: Asked, test: Dataset, made: dict[str, Features]) -> dict[str, str]:
     """Why a group cannot be measured, for those that cannot."""
-    unlabelled, no_probe = _no_labels(made), _no_labels(made) or why_no_probe(made["train"].labels)
+    unlabelled = _no_labels(made) if made["test"].labels is None else ""
+    no_probe = _no_labels(made) or why_no_probe(made["train"].labels)
     signed = any(bool((f.z.data < 0).any()) for f in made.values())
     why = {
         "retrieval": unlabelled,
@@ -278,21 +281,24 @@ class _Job:
         for group, epochs in (("probe", PROBE_EPOCHS), ("tune", TUNE_EPOCHS)):
             if group in groups:
                 probed = partial(on_images.probed, model, short["train"], short["test"], tune=group == "tune")
-                yield self.marked(_attempt(group, partial(probed, epochs=epochs, seed=seed, device=device)))
+                yield self.marked(
+                    _attempt(group, partial(probed, epochs=epochs, seed=seed, device=device)), "train", "test"
+                )
         if "corruptions" in groups:
             assert probe is not None
             damaged = partial(on_images.corrupted, model, probe, short["test"], seed=seed, device=device)
-            yield self.marked(_attempt("corruptions", damaged))
+            yield self.marked(_attempt("corruptions", damaged), "test")  # the probe is of all training images
 
     def marked(
-        self, attempt: tuple[dict[str, Entry], tuple[str, str] | None]
+        self, attempt: tuple[dict[str, Entry], tuple[str, str] | None], *splits: str
     ) -> tuple[dict[str, Entry], tuple[str, str] | None]:
-        """The same entries, saying so where they are of a subset."""
+        """The same entries, saying so where they are of a subset of these splits."""
         found, failed = attempt
-        of = [len(self.short(split)) for split in ("train", "test")]
-        if of == [len(self.data[split]) for split in ("train", "test")]:
+        of = {split: len(self.short(split)) for split in splits}
+        if all(n == len(self.data[split]) for split, n in of.items()):
             return attempt
-        said = f"{of[0]} training and {of[1]} test images"
+        called = {"train": "training", "test": "test"}
+        said = " and ".join(f"{n} {called[split]}" for split, n in of.items()) + " images"
         return {
             k: {**e, "definition": f"tried on {said} (--subset): {e['definition']}", "subset": said}
             for k, e in found.items()

@@ -214,6 +214,8 @@ def selected(
     At most so many test samples are queries, and at most so many training samples are learned from, drawn at random.
     """
     assert test.labels is not None
+    if _all_zero(test.z):  # every order of neighbours would be as good
+        raise BadInput(ALL_ZERO.format("test"))
     rng = np.random.default_rng(seed)
     asked, learned = (np.sort(rng.permutation(f.z.shape[0])[:most]) for f, most in ((test, queries), (train, samples)))
     z, k, width = train.z[learned], min(k, test.z.shape[0] - 1), test.z.shape[1]
@@ -381,8 +383,8 @@ def probabilities(train: Features, test: Features, *, scaled: bool, bins: int = 
             float(np.abs(rows - 1).mean()), said + "|sum of P(c|x) - 1|, mean over test samples; 0 in theory", **how
         ),
         "latent_above_one": entry(
-            float((posterior.data > 1).mean()) if posterior.nnz else math.nan,
-            said + "share of the P(c|x) other than zero that are above 1, which no probability is",
+            float((posterior.data > 1 + 1e-6).mean()) if posterior.nnz else math.nan,
+            said + "share of the P(c|x) other than zero that are above 1 (by more than 1e-6), which no probability is",
             why="every P(c|x) is zero",
             **how,
         ),
@@ -573,6 +575,16 @@ def _unlabelled(train: Features, test: Features, *, eps: float) -> dict[str, Cal
             "number of features with |z| at or above the threshold, median over test samples",
             **at,
         ),
+        "active_least": lambda: entry(
+            _least(metrics.active_per_sample(z, eps=eps)),
+            "number of features with |z| at or above the threshold, on the test sample with the fewest",
+            **at,
+        ),
+        "active_under_20": lambda: entry(
+            _mean(metrics.active_per_sample(z, eps=eps) < 20),
+            "share of test samples with fewer than 20 features at or above the threshold",
+            **at,
+        ),
         "orthogonality": lambda: entry(
             metrics.orthogonality(z, eps=eps),
             "mean |cosine| between the columns of different live features, not centred; 0 when orthogonal",
@@ -728,6 +740,10 @@ def _how_many(values: np.ndarray, share: float) -> float:
 
 def _mean(counts: np.ndarray) -> float:
     return float(counts.mean()) if len(counts) else math.nan
+
+
+def _least(counts: np.ndarray) -> float:
+    return int(counts.min()) if len(counts) else math.nan
 
 
 def _median(counts: np.ndarray) -> float:

@@ -415,13 +415,11 @@ def evaluate(
 
 
 def activity(z: Any, *, eps: float = 1e-5) -> dict[str, float]:
-    """How many features are active on a sample: least, tenth, ninetieth percentile, most, and the share under 20."""
+    """How many features are active on a sample: the tenth and ninetieth percentile, and the most."""
     counts = metrics.active_per_sample(z, eps=eps)
     low, high = np.quantile(counts, [0.1, 0.9])
     return {
-        "active_least": int(counts.min()),
         "active_low": float(low),
         "active_high": float(high),
         "active_most": int(counts.max()),
-        "active_under_20": float((counts < 20).mean()),
     }
