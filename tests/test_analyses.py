@@ -169,6 +169,22 @@ def test_selection_of_ncl_has_rows_without_relu(place: Path, monkeypatch: pytest
     assert not any("-identity-" in name for name in names)  # CL has no other
 
 
+def test_digits_with_many_features_are_selected_and_transferred_to_nothing(tmp_path: Path) -> None:
+    for name in ("digits-cl-s0", "digits-ncl-s0"):
+        run = experiments.find("wide").runs[name]
+        assert run.projector[-1] == 2048
+        net = partial(backbones.small_net, width=4)
+        train(replace(run, backbone=net, projector=(12, 8), epochs=1, device="cpu"), tmp_path / "runs" / "wide" / name)
+    rows = ask(tmp_path, "selection", data_root=None)
+    measured = lines(tmp_path, "selection")["wide-digits-ncl-s0"]["measures"]
+    assert measured["transfer_all"] is None and 0 < measured["probe_quarter"] < 1
+    (drawn,) = [r for r in measured["rows"] if (r["by"], r["relu_in_features"], r["kept"]) == ("random", True, 2)]
+    assert measured["probe_random"] == pytest.approx(drawn["probe"], abs=1e-6)
+    assert find(rows, "linear probe of z, a quarter kept at random", "NCL (relu), digits, wide").seeds == 1
+    assert not [r for r in rows if r.measure.startswith("transfer")]
+    assert analyses.find("selection").draw(lines(tmp_path, "selection")) is not None
+
+
 def test_identifiability_matches_the_seeds_of_a_method(place: Path) -> None:
     rows = ask(place, "identifiability")
     done = lines(place, "identifiability")

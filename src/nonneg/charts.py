@@ -116,6 +116,9 @@ def kept_features(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]
     figure, grid = _panels(len(texts), len(panels), width=400, height=330)
     for line_of_axes, (name, runs) in zip(grid, panels.items(), strict=True):
         for axes, (key, text) in zip(line_of_axes, texts.items(), strict=True):
+            if any(row[key] is None for rows in runs.values() for row in rows):  # digits are transferred to nothing
+                axes.set_axis_off()
+                continue
             for run, rows in runs.items():
                 for way, (_, dash) in WAYS.items():
                     mine = [r for r in rows if (r["by"], r["relu_in_ranking"], r["relu_in_features"]) == way]

@@ -131,7 +131,8 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
         skipped["class consistency and probes" if made["test"].labels is None else "probes"] = why
     job = _Job(folder, run, data, made, asked, dict(others), places)
     if set(HEAVY) & set(groups):  # now: a subset that is too small is said before anything is measured
-        job.short("train"), job.short("test")
+        for split in data:
+            job.short(split)
     measured: dict[str, Entry] = {}
     for stage in (job.light, job.heavy):
         for found, failed in stage([group for group in groups if group not in skipped]):

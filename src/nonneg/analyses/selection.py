@@ -2,7 +2,7 @@
 
 Claim: NCL loses almost nothing with a quarter of its features, CL loses much (ImageNet-100, 2,048 features, 512 kept).
 With 256 features on CIFAR-100 it is the other way round: NCL loses half of its probe's accuracy, CL nothing.
-Cost: minutes a run on one CPU core, given its features here and on the other data set.
+Cost: minutes a run on one CPU core, given its features here and on the other data set (digits have no other).
 Run: nonneg reproduce selection --data-root DIR
 
 z here is the projector's output before any map, signed for CL and NCL alike. Every row says where ReLU enters:
@@ -21,8 +21,13 @@ from nonneg.experiments import method_of
 from nonneg.features import Features
 from nonneg.progress import track
 
-OTHER = {"cifar10": "cifar100", "cifar100": "cifar10", "wide": "cifar10", "maps": "cifar100"}
-BRIEF = {"cifar10-50-identity": "CL", "cifar10-50-rep_relu": "NCL"}  # of maps: CIFAR-10 for 50 epochs
+OTHER = {"cifar10": "cifar100", "cifar100": "cifar10"}  # where features are transferred to
+BESIDE = {  # methods that have a panel beside those of the experiments' CL and NCL, and who is who in it
+    "cifar10-50-identity": ("CIFAR-10, 50 epochs", "CL"),
+    "cifar10-50-rep_relu": ("CIFAR-10, 50 epochs", "NCL"),
+    "digits-cl": ("digits, 2,048 features", "CL"),
+    "digits-ncl": ("digits, 2,048 features", "NCL"),
+}
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # of the features
 QUARTER = 2  # its place among them
 
@@ -30,18 +35,16 @@ QUARTER = 2  # its place among them
 def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
     """Accuracy of a linear probe on k kept features of z, here and on the other data set, and retrieval, by ranking."""
     (subject,) = subjects
-    train, test, *away = (
-        subject.features(split, data, map=maps.identity)
-        for data in (None, OTHER[subject.experiment])
-        for split in ("train", "test")
-    )
+    train, test = (subject.features(split, map=maps.identity) for split in ("train", "test"))
+    other = OTHER.get(subject.run.to_json()["data"])
+    away = [subject.features(split, other, map=maps.identity) for split in ("train", "test") if other]
     _, width = figures.shape(train)
     sizes = sorted({max(1, round(share * width)) for share in SHARES})
     rows = []
     for by, in_ranking, in_features in track(selection.WAYS, f"{subject.name}: selecting", len(selection.WAYS)):
         order = selection.rank(train.z, by=by, relu=in_ranking, rng=np.random.default_rng(0))
         here = _with(train, relu=in_features), _with(test, relu=in_features)
-        there = _with(away[0], relu=in_features), _with(away[1], relu=in_features)
+        there = [_with(f, relu=in_features) for f in away]
         found = metrics.retrieval_by_prefix(here[1].z, test.labels, order, sizes, device=subject.device)
         for k, retrieved in zip(sizes, found, strict=True):
             rows.append(
@@ -50,8 +53,8 @@ def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
                     "relu_in_ranking": in_ranking,
                     "relu_in_features": in_features,
                     "kept": k,
-                    "probe": _probe(*here, order[:k], subject),
-                    "transfer": _probe(*there, order[:k], subject),
+                    "probe": _probe(here, order[:k], subject),
+                    "transfer": _probe(there, order[:k], subject) if there else None,
                     "precision": round(retrieved["precision"], 5),
                     "map": round(retrieved["map"], 5),
                     "map_relevant": round(retrieved["map_relevant"], 6),
@@ -60,11 +63,16 @@ def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
     own = subject.run.map is not maps.identity
     way = ("activation", own, own)
     shown = {r["kept"]: r for r in rows if (r["by"], r["relu_in_ranking"], r["relu_in_features"]) == way}
-    whole, cut = shown[width], shown[max(1, round(SHARES[QUARTER] * width))]
+    quarter = max(1, round(SHARES[QUARTER] * width))
+    whole, cut = shown[width], shown[quarter]
+    drawn = ("random", False, own, quarter)
+    at_random = next(r for r in rows if (r["by"], r["relu_in_ranking"], r["relu_in_features"], r["kept"]) == drawn)
     return {
         "rows": rows,
         **{f"{key}_all": whole[key] for key in ("probe", "transfer", "precision")},
         **{f"{key}_quarter": cut[key] for key in ("probe", "transfer", "precision")},
+        "probe_random": at_random["probe"],
+        "precision_random": at_random["precision"],
     }
 
 
@@ -72,7 +80,8 @@ def _with(made: Features, *, relu: bool) -> Features:
     return Features(made.h, made.z.maximum(0).tocsr(), made.labels, made.ids) if relu else made
 
 
-def _probe(train: Features, test: Features, chosen: np.ndarray, subject: Subject) -> float:
+def _probe(made: Sequence[Features], chosen: np.ndarray, subject: Subject) -> float:
+    train, test = made
     assert train.labels is not None and test.labels is not None
     kept = [selection.keep_features(f.z, chosen) for f in (train, test)]
     return probes.linear_probe(kept[0], train.labels, kept[1], test.labels, device=subject.device).accuracy
@@ -81,8 +90,10 @@ def _probe(train: Features, test: Features, chosen: np.ndarray, subject: Subject
 def draw(lines: Mapping[str, Line]) -> bytes | None:
     """Probe, transfer and precision over the number of kept features, a row of panels for each data set."""
     found = first_seeds(lines)
-    brief = {BRIEF[method]: line["measures"] for name, line in lines.items() if (method := _method(name)) in BRIEF}
-    found |= {"CIFAR-10, 50 epochs": brief} if brief else {}
+    for name in sorted(lines):
+        if (method := _method(name)) in BESIDE:
+            title, who = BESIDE[method]
+            found.setdefault(title, {}).setdefault(who, lines[name]["measures"])
     panels = {of: {run: m["rows"] for run, m in runs.items()} for of, runs in found.items()}
     return charts.kept_features(panels) if panels else None
 
@@ -94,7 +105,7 @@ def _method(line: str) -> str:
 
 def group(names: Sequence[str]) -> dict[str, list[str]]:
     """Every run is a group of its own; of the maps only the pair on CIFAR-10."""
-    return each_alone([name for name in names if method_of(name) in ("cl", "ncl", *BRIEF)])
+    return each_alone([name for name in names if method_of(name) in ("cl", "ncl", *BESIDE)])
 
 
 ANALYSIS = Analysis(
@@ -108,6 +119,8 @@ ANALYSIS = Analysis(
         "transfer_quarter": ("transfer to the other CIFAR, a quarter kept", 100.0),
         "precision_all": ("precision@10, all features", 100.0),
         "precision_quarter": ("precision@10, a quarter kept", 100.0),
+        "probe_random": ("linear probe of z, a quarter kept at random", 100.0),
+        "precision_random": ("precision@10, a quarter kept at random", 100.0),
     },
     draw=draw,
 )
