@@ -368,7 +368,9 @@ def test_digits_split_is_a_stratified_quarter() -> None:
 
 
 @pytest.mark.parametrize("layout", ["outer", "inner", "archive", "archive itself"])
-def test_cifar10_is_found_in_every_layout_and_read_record_by_record(layout: str, tmp_path: Path) -> None:
+def test_cifar10_is_found_in_every_layout_and_read_record_by_record(
+    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = cifar10_files()
     inner = tmp_path / "cifar-10-batches-bin"
     archive = tmp_path / "cifar-10-binary.tar.gz"
@@ -386,6 +388,8 @@ def test_cifar10_is_found_in_every_layout_and_read_record_by_record(layout: str,
         assert d.images[:][5, channel, row, column] == raw[3073 + 1 + channel * 1024 + row * 32 + column]
     test = data.cifar10(root=root, split="test")
     assert len(test) == 3 and test.labels is not None and test.labels.tolist() == [9, 9, 9]
+    said = " ".join(capsys.readouterr().err.split())
+    assert "cifar10: 3 test images, not the 10000 published; is a file cut?" in said  # a cut shows in nothing else
     assert not list(tmp_path.glob("cifar-10-batches-bin/*")) or layout in ("outer", "inner")  # nothing is extracted
 
 

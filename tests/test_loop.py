@@ -82,8 +82,8 @@ def dies_at(step: int, monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]
     """Run `do` and cut it right after the checkpoint of that step."""
     save = rundir.save_checkpoint
 
-    def cut(folder: Path, tensors: dict[str, Tensor], at: int) -> None:
-        save(folder, tensors, at)
+    def cut(folder: Path, tensors: dict[str, Tensor], at: int, **more: float) -> None:
+        save(folder, tensors, at, **more)
         if at == step:
             raise KeyboardInterrupt
 

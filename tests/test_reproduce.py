@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from PIL import Image
 
 from nonneg import backbones, experiments, files, gallery, kept_features, loop, provenance, reproduce, rundir
 from nonneg.comparison import Row, as_json
+from nonneg.data import Dataset
 from nonneg.errors import BadInput
 from nonneg.experiments import MEASURES, Experiment, cifar10, imagenet100, method_of
 from nonneg.kept_features import pack
@@ -316,7 +318,7 @@ def test_a_damaged_checkpoint_is_passed_over_or_named(tmp_path: Path, capsys: py
     files.write_json(tmp_path / "run.json", {})
     assert loop.as_begun(tmp_path) == {"resume": True}  # killed before its first checkpoint
     for step in (3, 5):
-        rundir.save_checkpoint(tmp_path, {"x": torch.full((50,), float(step))}, step)
+        rundir.save_checkpoint(tmp_path, {"x": torch.full((50,), float(step))}, step, seconds=0.0)
     assert loop.as_begun(tmp_path) == {"resume": True} and not capsys.readouterr().err
     newest, older = tmp_path / rundir.CHECKPOINT, tmp_path / rundir.PREVIOUS
     newest.write_bytes(newest.read_bytes()[:100])
@@ -335,7 +337,7 @@ def test_what_cannot_be_used_is_said_before_anything_is_trained(
     monkeypatch.setattr(reproduce, "_run_one", lambda *_: pytest.fail("trained"))
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(BadInput, match=r"--results .*file.* cannot be a folder"):
+        with pytest.raises(BadInput, match=r"--results .*file.* is no folder to write to"):
             go(tmp_path, cifar, results=place)
     with pytest.raises(BadInput, match="unknown device 'gpu'"):
         go(tmp_path, cifar, device="gpu")
@@ -612,6 +614,10 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path: Path) -> None:
         (tmp_path / "cifar10.jsonl").write_text(f"{whole}\n{bad}\n")
         with pytest.raises(BadInput, match="line 2 is not a result"):
             reproduce.reproduce("cifar10", results=tmp_path, report_only=True)
+    for bad in ("[0.5]", '{"a": 1}', "true"):
+        (tmp_path / "cifar10.jsonl").write_text(f'{{"name": "cl-s0", "measures": {{"probe_h": {bad}}}}}\n')
+        with pytest.raises(BadInput, match=r"probe_h of cl in cifar10\.jsonl is .*, not a number"):
+            reproduce.reproduce("cifar10", results=tmp_path, report_only=True)
     (tmp_path / "cifar10.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(BadInput, match=r"cifar10.jsonl cannot be read as lines of text"):
         reproduce.reproduce("cifar10", results=tmp_path, report_only=True)
@@ -787,6 +793,52 @@ def test_a_shifted_set_that_comes_later_is_measured_later(
     assert after.items() > before.items() and after.keys() - before.keys() == {"ood_sketch"}
     monkeypatch.setattr(reproduce, "_run_one", lambda *_: pytest.fail("a finished run was started again"))
     run()
+
+
+def test_accuracy_under_shift_is_the_mean_over_its_groups(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = imagenet100.prepare(photos, tmp_path / "data", None)
+    run, asked = replace(small_photos(experiments.find("imagenet100").runs["cl-s0"]), data_root=found.root), []
+
+    def right(_encoder: object, _heads: object, shifted: Dataset, **_: object) -> dict[str, float]:
+        asked.append(len(shifted))
+        return {"h": 0.1 * len(asked)}
+
+    monkeypatch.setattr(imagenet100.finetune, "accuracy", right)
+    probed = {"h": SimpleNamespace(encoder=None, head=None)}
+    got = imagenet100.shifts(probed, run)  # type: ignore[arg-type]
+    assert asked == [3, 3, 3, 3, 4]  # four groups of corruptions, and two classes of sketches
+    assert got == {"ood_corruption": pytest.approx(0.25), "ood_sketch": pytest.approx(0.5)}
+
+
+def test_a_class_whose_images_cannot_be_read_does_not_make_the_results_anothers(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gallery, "draw", lambda *_, **__: [])
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos" / "train" / "n00000007").mkdir()
+    (tmp_path / "photos" / "train" / "n00000007" / "a.jpeg").write_bytes(b"")
+    run = partial(go, tmp_path, tmp_path / "photos", "imagenet100", only=("cl-s0",), change=small_photos)
+    first = run()
+    assert len(lines(tmp_path, "imagenet100-1epochs")[0]["classes"]) == 4
+    assert run() == first == run(report_only=True)
+
+
+def test_places_that_cannot_be_written_to_are_named_before_anything_is_trained(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"no links to images can be made in .*name other --runs"):
+        imagenet100.prepare(photos, tmp_path / "file", None)
+
+    def refused(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(reproduce.tempfile, "TemporaryFile", refused)
+    monkeypatch.setattr(reproduce, "_run_one", lambda *_: pytest.fail("trained"))
+    with pytest.raises(BadInput, match=r"--results .* is no folder to write to \(Permission denied\)"):
+        reproduce.reproduce("maps", only=("digits-relu-s0",), results=tmp_path / "results", runs=tmp_path / "runs")
 
 
 def test_stray_files_and_classes_without_test_images(

@@ -57,7 +57,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         "provenance",
         *BASE,
     },
-    "comparison": set(),
+    "comparison": {*BASE},
     "features": {"encoder", "data", *BASE},
     "on_images": {"augment", "corruptions", "data", "encoder", "features", "finetune", "measures", "probes", *BASE},
     "kept_features": {"features", *BASE},

@@ -95,8 +95,8 @@ def test_streamed_or_resumed_it_ends_with_the_same_model(
     train(run, tmp_path / "memory", data=digits)
     save = rundir.save_checkpoint
 
-    def cut(folder: Path, tensors: dict[str, Tensor], at: int) -> None:
-        save(folder, tensors, at)
+    def cut(folder: Path, tensors: dict[str, Tensor], at: int, **more: float) -> None:
+        save(folder, tensors, at, **more)
         if at == 7:
             raise KeyboardInterrupt
 

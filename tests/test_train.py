@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from nonneg import augment, backbones, data, files, maps, optim, rundir
+from nonneg import augment, backbones, data, engine, files, loop, maps, optim, rundir
 from nonneg.errors import BadInput
 from nonneg.features import extract
 from nonneg.loop import Interrupted
 from nonneg.run import DIGITS, Run
 from nonneg.steps import count_features, two_views
-from nonneg.train import fresh, train
+from nonneg.train import describe, fresh, train
 
 TINY = replace(
     DIGITS,
@@ -184,7 +184,7 @@ def test_a_nan_stops_the_run_names_the_step_and_keeps_the_checkpoint(tmp_path: P
 
     with pytest.raises(BadInput, match=r"not finite since step 15 \(epoch 2\).*checkpoint of step 14 is kept"):
         train(replace(TINY, loss=poisoned), tmp_path / "a", data=digits)
-    tensors, at = rundir.load_checkpoint(tmp_path / "a") or ({}, 0)
+    tensors, at, _ = rundir.load_checkpoint(tmp_path / "a") or ({}, 0, 0.0)
     assert at == 14 and all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())
 
 
@@ -334,3 +334,64 @@ def test_the_defaults_are_the_papers() -> None:
     assert (run.lr, run.weight_decay, run.epochs, run.warmup_epochs, run.batch_size) == (0.4, 1e-4, 200, 10, 256)
     assert (run.projector, run.map, run.optimizer) == ((2048, 256), maps.rep_relu, optim.lars)
     assert Interrupted.__mro__[1] is BadInput
+
+
+@pytest.mark.parametrize("epoch", [1, 2])  # of two: within the run, and in its very last step
+def test_a_signal_that_comes_after_a_step_was_counted_loses_nothing(
+    epoch: int, tmp_path: Path, digits: data.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal may come while a checkpoint is not due any more: it must not end the run without one."""
+    run, arrived = replace(TINY, epochs=2, checkpoint_seconds=1e9), engine.Reader.arrived
+    train(run, tmp_path / "whole", data=digits)
+    at, seen = epoch * (len(digits) // run.batch_size), [0]
+
+    def interrupted(self: engine.Reader, *, wait: bool = False) -> list[tuple[int, list[float]]]:
+        seen[0] += 1
+        if seen[0] == at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return arrived(self, wait=wait)
+
+    with monkeypatch.context() as patch, pytest.raises(loop.Interrupted, match="nothing is lost"):
+        patch.setattr(engine.Reader, "arrived", interrupted)
+        train(run, tmp_path / "cut", data=digits)
+    assert rundir.checkpoint_step(tmp_path / "cut") == seen[0] and not (tmp_path / "cut" / "model.safetensors").exists()
+    train(run, tmp_path / "cut", data=digits, resume=True)
+    assert (tmp_path / "cut" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_the_seconds_of_all_processes_are_counted(
+    tmp_path: Path, digits: data.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those between the last epoch that ended and the checkpoint."""
+    now = [0.0]
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
+    run, arrived = replace(TINY, epochs=1, checkpoint_seconds=1e9), engine.Reader.arrived
+    steps = len(digits) // run.batch_size
+
+    def slow(self: engine.Reader, *, wait: bool = False) -> list[tuple[int, list[float]]]:
+        now[0] += 10.0  # a step
+        if now[0] == 10.0 * 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return arrived(self, wait=wait)
+
+    monkeypatch.setattr(engine.Reader, "arrived", slow)
+    with pytest.raises(loop.Interrupted):
+        train(run, tmp_path / "a", data=digits)
+    now[0] += 1000.0  # nobody was at work
+    train(run, tmp_path / "a", data=digits, resume=True)
+    assert rundir.read_log(tmp_path / "a")[-1]["seconds"] == pytest.approx(10.0 * steps)
+
+
+def test_a_finished_run_is_looked_at_on_any_device(tmp_path: Path, digits: data.Dataset) -> None:
+    train(TINY, tmp_path / "a", data=digits)
+    path = tmp_path / "a" / "run.json"
+    files.write_json(path, {**files.read_json(path), "device": "cuda"})
+    now = describe(TINY, digits)
+    rundir.check_same(now, tmp_path / "a", defaults=Run().to_json(), finished=True)
+    with pytest.raises(BadInput, match="was begun on a cuda"):
+        rundir.check_same(now, tmp_path / "a", defaults=Run().to_json())
+    with pytest.raises(BadInput, match="was begun with lr"):
+        other = describe(replace(TINY, lr=3.0), digits)
+        rundir.check_same(other, tmp_path / "a", defaults=Run().to_json(), finished=True)

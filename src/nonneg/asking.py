@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nonneg import analyses, experiments, files, gallery, kept_features, ledger, loop, progress, provenance
-from nonneg.comparison import Row, as_markdown
+from nonneg.comparison import Row, as_markdown, number
 from nonneg.errors import BadInput, unknown
 from nonneg.experiments import begins, method_of
 
@@ -123,7 +123,8 @@ def _analysis_table(
         for of in analysis.of:
             for method, called in experiments.find(of).methods.items():
                 asked = [v for k, v in lines.items() if k == f"{of}-{method}" or method_of(k) == f"{of}-{method}"]
-                values = [scale * v["measures"][key] for v in asked if v["measures"].get(key) is not None]
+                found = (number(v["measures"].get(key), f"{key} of {of}-{method}") for v in asked)
+                values = [scale * v for v in found if v is not None]
                 paper = analysis.paper.get((key, f"{of}-{method}"))
                 if values or paper is not None:
                     out.append(

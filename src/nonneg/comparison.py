@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from nonneg.errors import BadInput
+
 NOT_RUN, NOT_REACHED = "not run", "not reached"  # the second where a run, or one of its seeds, has no such epoch
 
 
@@ -36,6 +38,13 @@ class Row:
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The rows as plain values, percentages in points."""
     return [{k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(row).items()} for row in rows]
+
+
+def number(value: Any, what: str) -> float | None:
+    """What a results file holds where the table has a number."""
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        return value
+    raise BadInput(f"{what} is {value!r}, not a number; mend or remove that line of the results")
 
 
 HEADER = ("measure", "method", "paper", "ours", "difference", "seeds")

@@ -268,20 +268,20 @@ def run_job(
             log = keep.folder / "log.jsonl"
             progress.say(f"{len(skipped)} inputs skipped (all listed in {log}), first {skipped[0]}")
     with engine.on(job.device), _memory_named(job):
-        s, done = begin(), 0
+        s, done, before = begin(), 0, 0.0
         checkpoint = rundir.load_checkpoint(keep.folder, previous=keep.previous) if keep and keep.resume else None
         if checkpoint is not None:  # else killed before the first one: the run starts again, and ends the same
-            tensors, done = checkpoint
-            s.restore(tensors)
+            s.restore(checkpoint.tensors)
+            done, before = checkpoint.at, checkpoint.seconds
         take_step = step(s, job.steps_per_epoch)
         if keep is not None and not keep.resume:  # only now, when all that was asked for can be done, is it replaced
             rundir.claim(keep.about, keep.folder)
-        _loop(job, s, take_step, done)
+        _loop(job, s, take_step, done, before)
     return s
 
 
-def _loop(job: Job, s: State, step: Callable[[], None], done: int) -> None:
-    """Shuffle, step, look, save - until the last epoch is over."""
+def _loop(job: Job, s: State, step: Callable[[], None], done: int, before: float) -> None:
+    """Shuffle, step, look, save - until the last epoch is over; `before`: seconds that the steps `done` took."""
     per_epoch, total, keep = job.steps_per_epoch, job.steps, job.keep
     reader, at, shown, told_dead = engine.Reader(), done, done, False
     measured: dict[int, dict[str, Any]] = {}  # after the step of that number
@@ -300,7 +300,8 @@ def _loop(job: Job, s: State, step: Callable[[], None], done: int) -> None:
             feed(at % per_epoch)
             step()
             at += 1
-            save = at == total or stop.is_set() or bool(keep and time.monotonic() - saved > keep.seconds)
+            stopping = stop.is_set()  # looked at once: a signal that comes below is seen after the next step
+            save = at == total or stopping or bool(keep and time.monotonic() - saved > keep.seconds)
             if save or at % per_epoch == 0 or at % look == 0:
                 reader.post(at, s.totals)
             if at % per_epoch == 0:
@@ -314,13 +315,13 @@ def _loop(job: Job, s: State, step: Callable[[], None], done: int) -> None:
                 if seen % per_epoch == 0:
                     told_dead = _tell_dead(line, job, told=told_dead)
                     if log:
-                        log.write({**line, **measured.pop(seen)}, seconds=time.monotonic() - started)
+                        log.write({**line, **measured.pop(seen)}, seconds=before + time.monotonic() - started)
             if save and keep:  # the losses up to here were seen and are finite; is what they led to?
                 tensors = s.tensors()
                 _check_weights(tensors, at, job)
-                rundir.save_checkpoint(keep.folder, tensors, at)
                 saved = time.monotonic()
-            if keep and stop.is_set() and at < total:
+                rundir.save_checkpoint(keep.folder, tensors, at, seconds=before + saved - started)
+            if keep and (stopping or (at == total and stop.is_set())):  # both with a checkpoint of this very step
                 raise Interrupted(f"stopped at step {at} of {total}; nothing is lost. Resume with: {keep.again}")
 
 

@@ -5,6 +5,7 @@ folders (large, not for a repository) are RUNS/EXPERIMENT/RUN. Whatever is there
 """
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +34,7 @@ from nonneg import (
     rundir,
     supervised,
 )
-from nonneg.comparison import Row, as_markdown
+from nonneg.comparison import Row, as_markdown, number
 from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput, unknown
@@ -145,7 +146,7 @@ def table(name: str, experiment: Experiment, results: Path, only: Sequence[str] 
             if method not in methods or not experiment.rows(key, method):
                 continue
             mine = [line["measures"] for n, line in done.items() if n in asked and method_of(n) == method]
-            mine = [measures[key] for measures in mine if key in measures]
+            mine = [number(measures[key], f"{key} of {method} in {name}.jsonl") for measures in mine if key in measures]
             values = [scale * v for v in mine if v is not None]
             whole = len(values) == len(mine)  # else the mean would be of those seeds alone that came so far
             rows.append(
@@ -186,8 +187,10 @@ def _writable(results: Path) -> None:
     """Refuse a place where no results can be put."""
     try:
         results.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=results):
+            pass
     except OSError as error:
-        raise BadInput(f"--results {results} cannot be a folder ({error.strerror}); name another") from None
+        raise BadInput(f"--results {results} is no folder to write to ({error.strerror}); name another") from None
 
 
 def _shortened(experiment: Experiment, epochs: int) -> Experiment:
@@ -274,7 +277,8 @@ def _run_one(
     mode, precision = engine.choose(run.mode, run.precision, run.torch_device())
     for numbers in evaluate(experiment, found, run, folder, model, data, before["measures"]):
         line = _line(name, run_name, experiment, run, folder, numbers, began, data)
-        yield {**line, "mode": mode, "precision": precision, "kept": kept}
+        classes = found.classes or line["classes"]  # those chosen, also where one has no image that can be read
+        yield {**line, "classes": classes, "mode": mode, "precision": precision, "kept": kept}
 
 
 def _same_run(line: dict[str, Any], run: Run) -> bool:
@@ -370,7 +374,7 @@ def _line(
 def _trained(run: Run, folder: Path, data: Dataset, label: str) -> Encoder:
     """The run's encoder: loaded if it is finished, continued if it was begun, trained otherwise."""
     if (folder / "model.safetensors").exists():
-        rundir.check_same(describe(run, data), folder, defaults=Run().to_json())
+        rundir.check_same(describe(run, data), folder, defaults=Run().to_json(), finished=True)
     else:
         train(run, folder, data=data, **loop.as_begun(folder), label=label)
     return encoder.load(folder)  # always from the file: what is measured is what anyone can load

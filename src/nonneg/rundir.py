@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -119,10 +119,11 @@ def read_about(folder: Path, *kinds: str) -> dict[str, Any]:
     return about
 
 
-def check_same(new: dict[str, Any], folder: Path, *, defaults: dict[str, Any]) -> None:
-    """A resumed run must be the one that was begun: the same settings, images and number of threads.
+def check_same(new: dict[str, Any], folder: Path, *, defaults: dict[str, Any], finished: bool = False) -> None:
+    """A resumed run must be the one that was begun: the same settings, images, device and number of threads.
 
     `new` describes the run now; `defaults` says what settings are that run.json does not name, being older than they.
+    A run that is `finished` draws no more random numbers: it may be looked at on another device.
     """
     if not (folder / "run.json").exists():
         raise BadInput(f"nothing to resume: {folder} is not a run folder (it has no run.json)")
@@ -137,6 +138,8 @@ def check_same(new: dict[str, Any], folder: Path, *, defaults: dict[str, Any]) -
     if about["data"]["fingerprint"] != new["data"]["fingerprint"]:
         name = new["data"]["name"]
         raise BadInput(f"{folder} was begun on other images than {name} holds now; start anew in another folder")
+    if finished:
+        return
     if about.get("device") != new["device"]:
         raise BadInput(
             f"{folder} was begun on a {about.get('device')} and its random numbers cannot go on on a {new['device']}; "
@@ -153,23 +156,33 @@ def _leftovers(folder: Path) -> list[Path]:
     return [p for name in OURS for p in folder.glob(f".{name}*.tmp")]
 
 
-def save_checkpoint(folder: Path, tensors: dict[str, Tensor], at: int) -> None:
+class Checkpoint(NamedTuple):
+    """All that changes in a run, after step `at`, which was reached in so many seconds."""
+
+    tensors: dict[str, Tensor]
+    at: int
+    seconds: float
+
+
+def save_checkpoint(folder: Path, tensors: dict[str, Tensor], at: int, *, seconds: float) -> None:
     """Write the checkpoint of step `at`; the one before it stays as the previous one."""
     new = folder / f"{CHECKPOINT}.new"
-    files.write_tensors(new, tensors, {"at": at})
+    files.write_tensors(new, tensors, {"at": at, "seconds": round(seconds, 3)})
     if (folder / CHECKPOINT).exists():
         (folder / CHECKPOINT).replace(folder / PREVIOUS)
     new.replace(folder / CHECKPOINT)
 
 
-def load_checkpoint(folder: Path, *, previous: bool = False) -> tuple[dict[str, Tensor], int] | None:
-    """The newest checkpoint (or the one before it) and its step; None when there is none yet."""
+def load_checkpoint(folder: Path, *, previous: bool = False) -> Checkpoint | None:
+    """The newest checkpoint, or the one before it; None when there is none yet."""
     path = _checkpoint(folder, previous=previous)
     if not path.exists():
         return None
     try:
         tensors, about = files.read_tensors(path)
-        return tensors, int(about["at"])
+        at = int(about["at"])
+        logged = [line["seconds"] for line in read_log(folder) if line["step"] <= at]  # for checkpoints without seconds
+        return Checkpoint(tensors, at, float(about.get("seconds", logged[-1] if logged else 0.0)))
     except (BadInput, KeyError) as error:
         if path.name == CHECKPOINT and (at := checkpoint_step(folder, previous=True)) is not None:
             hint = f"the previous checkpoint, of step {at}, is intact: add --previous to resume from it"
@@ -200,7 +213,6 @@ class Log:
         skipped = sorted({*skipped, *read_skipped(folder)}) if done else skipped
         first = [{"skipped": skipped}] if skipped else []
         files.write_text(self.path, "".join(f"{json.dumps(line)}\n" for line in [*first, *kept]))
-        self.seconds = kept[-1]["seconds"] if kept else 0.0
         self.board = None
         if tensorboard:
             try:
@@ -228,8 +240,8 @@ class Log:
             raise BadInput(f"{why} and resume the run, which loses nothing that was checkpointed") from error
 
     def write(self, line: dict[str, Any], *, seconds: float) -> None:
-        """Append one epoch's line; `seconds` since this process began, added to those of the processes before it."""
-        line = {**line, "seconds": round(self.seconds + seconds, 3)}
+        """Append one epoch's line; `seconds` are those of the whole run, whatever processes it was in."""
+        line = {**line, "seconds": round(seconds, 3)}
         self.add(line)
         if self.board is not None:
             for name in line.keys() - {"epoch", "step"}:

@@ -210,7 +210,7 @@ def trained(run: ClassifierRun, folder: Path, data: tuple[Dataset, Dataset], lab
     """The run's classifier: loaded if it is finished, continued if it was begun, trained otherwise."""
     if (folder / "model.safetensors").exists():
         train, _ = split(run, *data)
-        rundir.check_same(describe(_settled(run), train), folder, defaults=ClassifierRun().to_json())
+        rundir.check_same(describe(_settled(run), train), folder, defaults=ClassifierRun().to_json(), finished=True)
     else:
         train_classifier(run, folder, data=data, **loop.as_begun(folder), label=label)
     return classifier.load(folder)  # always from the file: what is measured is what anyone can load

@@ -19,10 +19,11 @@ from nonneg.data.dataset import Dataset
 from nonneg.data.pictures import resize
 from nonneg.data.splits import check
 from nonneg.errors import BadInput
-from nonneg.progress import bar
+from nonneg.progress import bar, say_once
 
 PIXELS = 3 * 32 * 32
 MEGABYTE = 1 << 20
+PUBLISHED = {"train": 50_000, "test": 10_000}  # images, in both sets
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ def load(source: Source, *, split: str, root: Path | None, image_size: int | Non
     parts = [parse(source, name, raw[name], len(classes)) for name in files]
     same_length(files, [len(labels) for _, labels in parts])
     images = np.concatenate([images for images, _ in parts])
+    if len(images) != PUBLISHED[split]:
+        say_once(f"{source.name}: {len(images)} {split} images, not the {PUBLISHED[split]} published; is a file cut?")
     labels = np.concatenate([labels for _, labels in parts]).astype(np.int64)
     return Dataset(
         name=source.name,

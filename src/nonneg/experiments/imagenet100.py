@@ -162,14 +162,17 @@ def _groups(folder: Path, classes: set[str]) -> list[Path]:
 
 def _link_classes(source: Path, target: Path, classes: list[str]) -> None:
     """Links in `target` to the class folders of `source`, and no others; those that are right already stay."""
-    target.mkdir(parents=True, exist_ok=True)
     wanted = {target / name: (source / name).resolve() for name in classes if (source / name).is_dir()}
-    for link in target.iterdir():
-        if link.is_symlink() and wanted.get(link) != link.readlink():
-            link.unlink()
-    for link, place in wanted.items():
-        if not link.is_symlink():
-            link.symlink_to(place, target_is_directory=True)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for link in target.iterdir():
+            if link.is_symlink() and wanted.get(link) != link.readlink():
+                link.unlink()
+        for link, place in wanted.items():
+            if not link.is_symlink():
+                link.symlink_to(place, target_is_directory=True)
+    except OSError as error:
+        raise BadInput(f"no links to images can be made in {target} ({error.strerror}); name other --runs") from None
 
 
 def _clear(folder: Path) -> None:

@@ -84,7 +84,7 @@ def _anywhere(run: PairRun) -> PairRun:
 def trained(run: PairRun, folder: Path, data: Pairs, label: str) -> PairEncoder:
     """The run's encoders: loaded if it is finished, continued if it was begun, trained otherwise."""
     if (folder / "model.safetensors").exists():
-        rundir.check_same(describe(_anywhere(run), data, 0), folder, defaults=PairRun().to_json())
+        rundir.check_same(describe(_anywhere(run), data, 0), folder, defaults=PairRun().to_json(), finished=True)
     else:
         train_pairs(run, folder, data=data, **loop.as_begun(folder), label=label)
     return encoder.load(folder)  # always from the file: what is measured is what anyone can load
