@@ -325,6 +325,14 @@ def named(path: Path, spell: Callable[[int, str], str]) -> Path:
     return path
 
 
+def of_photos(photos: Path, captions: Path) -> PairRun:
+    """One epoch of a small net on the pictures, by these captions."""
+    return replace(
+        PAIR_RECIPES["folder"], data_root=photos, captions=captions, image_size=16, backbone=TINY.backbone,
+        projector=(16, 8), text=TINY.text, batch_size=16, epochs=1, device="cpu",
+    )  # fmt: skip
+
+
 def test_captions_that_are_read_alike_are_one_text_and_one_word_is_enough(photos: Path, tmp_path: Path) -> None:
     plain = named(tmp_path / "plain.csv", lambda _, name: name)
     mixed = named(tmp_path / "mixed.csv", lambda i, name: f" {name.upper()}  " if i % 3 else name)
@@ -343,10 +351,7 @@ def test_captions_that_are_read_alike_are_one_text_and_one_word_is_enough(photos
 
 def test_compare_measures_again_where_captions_have_changed(photos: Path, tmp_path: Path) -> None:
     captions = named(tmp_path / "c.csv", lambda _, name: name)
-    run = replace(
-        PAIR_RECIPES["folder"], data_root=photos, captions=captions, image_size=16, backbone=TINY.backbone,
-        projector=(16, 8), text=TINY.text, batch_size=16, epochs=1, device="cpu",
-    )  # fmt: skip
+    run = of_photos(photos, captions)
     train_pairs(run, tmp_path / "run")
     first = verbs.measured_of(tmp_path / "run")
     assert verbs.measured_of(tmp_path / "run") == first
@@ -358,10 +363,7 @@ def test_compare_measures_again_where_captions_have_changed(photos: Path, tmp_pa
 
 def test_captions_that_are_gone_are_named_with_what_to_do(photos: Path, tmp_path: Path) -> None:
     captions = named(tmp_path / "c.csv", lambda _, name: name)
-    run = replace(
-        PAIR_RECIPES["folder"], data_root=photos, captions=captions, image_size=16, backbone=TINY.backbone,
-        projector=(16, 8), text=TINY.text, batch_size=16, epochs=1, device="cpu",
-    )  # fmt: skip
+    run = of_photos(photos, captions)
     train_pairs(run, tmp_path / "run")
     moved = tmp_path / "moved"
     shutil.copytree(photos, moved)
@@ -379,10 +381,7 @@ def test_embeddings_named_by_a_relative_path_are_found_from_any_folder(
     rng = np.random.default_rng(0)
     of = {name: rng.normal(size=6) for name in COLOURS}
     np.save("e.npy", np.stack([of[line.split(",")[1]] for line in captions.read_text().splitlines()[1:]]))
-    run = replace(
-        PAIR_RECIPES["folder"], data_root=photos, captions=captions, image_size=16, backbone=TINY.backbone,
-        projector=(16, 8), text=partial(texts.vectors, path="e.npy", of="c.csv"), batch_size=16, epochs=1, device="cpu",
-    )  # fmt: skip
+    run = replace(of_photos(photos, captions), text=partial(texts.vectors, path="e.npy", of="c.csv"))
     train_pairs(run, tmp_path / "run")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
