@@ -113,7 +113,7 @@ OWN = {"CL": ("activation", False, False), "NCL": ("activation", True, True)}  #
 def kept_features(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> bytes:
     """Linear probe, transfer and precision over the number of kept features, one row of panels a data set."""
     texts = {"probe": "linear probe of z, %", "transfer": "probe on the other CIFAR, %", "precision": "precision@10, %"}
-    figure, grid = _panels(len(texts), len(panels), width=400, height=330)
+    figure, grid = _panels(len(texts), len(panels), width=400, height=330, dpi=130)
     for line_of_axes, (name, runs) in zip(grid, panels.items(), strict=True):
         for axes, (key, text) in zip(line_of_axes, texts.items(), strict=True):
             if any(row[key] is None for rows in runs.values() for row in rows):  # digits are transferred to nothing
