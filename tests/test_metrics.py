@@ -293,6 +293,8 @@ UNLABELLED = {
     "sparsity",
     "active_per_sample",
     "active_per_sample_median",
+    "active_least",
+    "active_under_20",
     "orthogonality",
     "live_features",
     "dead_features",
@@ -320,6 +322,8 @@ def test_measure_reports_each_value_with_its_definition():
     z, labels = example(seed=2)
     assert report["sparsity"] == report["sparsity"] | {"value": metrics.sparsity(z), "threshold": EPS}
     assert report["active_per_sample_median"]["value"] == np.median((np.abs(z) >= EPS).sum(axis=1))
+    assert report["active_least"]["value"] == (np.abs(z) >= EPS).sum(axis=1).min()
+    assert report["active_under_20"]["value"] == 1  # there are 12
     assert report["live_features"]["value"] + report["dead_features"]["value"] == report["features"]["value"] == 12
     assert report["top10_consistency"]["k"] == 10
     assert report["class_consistency"]["value"] == metrics.class_consistency(z, labels)

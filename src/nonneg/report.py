@@ -36,7 +36,14 @@ HEADLINE = (
     ("zero_rows", "Images with all features zero", "count", None),
 )
 SHARES = {key for key, _, kind, _ in HEADLINE if kind == "share"}
-SHARES |= {"class_consistency_weighted", "chance", "top10_chance", "expected_activation_top", "dead_weights"}
+SHARES |= {
+    "class_consistency_weighted",
+    "chance",
+    "top10_chance",
+    "expected_activation_top",
+    "dead_weights",
+    "active_under_20",
+}
 PROBES = {"linear_probe": "linear, h", "knn": "k-NN, h", "linear_probe_z": "linear, z", "knn_z": "k-NN, z"}
 
 
