@@ -169,7 +169,10 @@ def test_selection_of_ncl_has_rows_without_relu(place: Path, monkeypatch: pytest
     assert not any("-identity-" in name for name in names)  # CL has no other
 
 
-def test_digits_with_many_features_are_selected_and_transferred_to_nothing(tmp_path: Path) -> None:
+def test_digits_with_many_features_are_selected_and_transferred_to_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("nonneg.analyses.selection"), "SHARES", (1 / 4, 1 / 4, 1 / 4, 1))
     for name in ("digits-cl-s0", "digits-ncl-s0"):
         run = experiments.find("wide").runs[name]
         assert run.projector[-1] == 2048

@@ -5,10 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from sklearn.cluster import KMeans, SpectralClustering
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics import normalized_mutual_info_score
-from sklearn.neighbors import kneighbors_graph
 
 from nonneg.errors import BadInput
 from nonneg.metrics.sparsity import Matrix, as_csr
@@ -34,6 +30,8 @@ class Agreement:
 
 def agreement(found: np.ndarray, labels: np.ndarray) -> Agreement:
     """Clusters (N whole numbers, any) against labels (N whole numbers)."""
+    from sklearn.metrics import normalized_mutual_info_score  # here and below, for it costs a second
+
     if len(found) != len(labels) or not len(labels):
         raise BadInput(
             f"there are {len(found)} samples in clusters and {len(labels)} labels: give one label per sample"
@@ -56,6 +54,9 @@ def by_largest(z: Matrix) -> np.ndarray:
 
 def k_means(z: Matrix, clusters: int, *, seed: int = 0) -> np.ndarray:
     """Clusters by k-means of rows of unit length, the best of 3 starts."""
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
     unit = _unit(z, clusters)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different rows than clusters: then fewer are found
@@ -68,6 +69,10 @@ def spectral_clustering(z: Matrix, clusters: int, *, seed: int = 0) -> np.ndarra
 
     Samples are shuffled first: of equally near ones those that come first are taken, which must not tell the class.
     """
+    from sklearn.cluster import SpectralClustering
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neighbors import kneighbors_graph
+
     order = np.random.default_rng(seed).permutation(z.shape[0])
     unit = _unit(as_csr(z)[order], clusters)
     graph = kneighbors_graph(unit, min(NEIGHBOURS, len(unit) - 1))
