@@ -28,6 +28,15 @@ def test_resnets_have_the_usual_size(make, stem: str, parameters: int, dim: int)
     assert net.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, dim)
 
 
+def test_a_narrow_resnet_has_every_layer_in_proportion() -> None:
+    wide, narrow = (dict(backbones.resnet18(3, width=width).named_parameters()) for width in (64, 16))
+    assert narrow["conv1.weight"].shape == (16, 3, 3, 3) and backbones.resnet18(3, width=16).dim == 128
+    assert all(4 * v.shape[0] == wide[k].shape[0] for k, v in narrow.items())
+    assert all(4 * v.shape[1] == wide[k].shape[1] for k, v in narrow.items() if v.ndim > 1 and k != "conv1.weight")
+    with pytest.raises(BadInput, match=r"width is 0; it must be at least 1"):
+        backbones.resnet18(3, width=0)
+
+
 @pytest.mark.parametrize(("pad", "size"), [(1, 32), (2, 34)])
 def test_the_small_stem_keeps_the_resolution(pad: int, size: int) -> None:
     net = backbones.resnet18(3, pad=pad)

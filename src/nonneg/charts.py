@@ -263,7 +263,7 @@ def learning(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
             below.set_ylim(bottom=max(least - 1, best - SEARCH_POINTS), top=best + 1)
         above.set_xlabel("epoch")
         above.set_ylabel("test accuracy, %")
-        below.set_xlabel("learning rate, 20 epochs; a ring: taken (least loss)")
+        below.set_xlabel("learning rate in the search; a ring: taken (least loss)")
         below.set_ylabel("held-out accuracy, %")
         _title(above, title)
     _legend(grid[0][0])
@@ -324,4 +324,17 @@ def practice(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
     for axes, of in ((reliable, sums), (clusters, heads)):  # of both panels of a row, beside them
         axes.legend(*of.get_legend_handles_labels(), fontsize=7, frameon=False, labelcolor=INK, loc="upper left",
                     bbox_to_anchor=(1.0, 1.02))  # fmt: skip
+    return png_bytes(figure)
+
+
+def ways(runs: Mapping[str, Mapping[str, Any]], texts: Mapping[str, str]) -> bytes:
+    """Accuracy of one encoder probed in several ways, a group of bars for each run."""
+    figure, ((axes,),) = _panels(1, width=180 + 170 * len(runs), height=300)
+    for i, ((key, text), colour) in enumerate(zip(texts.items(), (NCL, CL, MUTED), strict=True)):
+        place = np.arange(len(runs)) + 0.27 * (i - 1)
+        bars = axes.bar(place, [100 * found[key] for found in runs.values()], width=0.25, color=colour, label=text)
+        axes.bar_label(bars, fmt="%.1f", fontsize=7, color=INK)
+    axes.set_xticks(range(len(runs)), list(runs), fontsize=7.5)
+    axes.set_ylabel("test accuracy, %")
+    axes.legend(fontsize=7, frameon=False, labelcolor=INK, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
     return png_bytes(figure)

@@ -50,7 +50,7 @@ class Training:
     map: Annotated[Callable[[Tensor], Tensor], names.flag(ROLES["map"])] = maps.rep_relu
     """identity leaves features as they are (CL, CE); relu, rep_relu, softplus, sigmoid, exp make them non-negative."""
     backbone: Annotated[Callable[[int], nn.Module], names.flag(ROLES["backbone"])] = backbones.resnet18
-    """resnet18, resnet34, resnet50 (knobs stem=small|imagenet, pad=1|2), small_net, or timm:NAME."""
+    """resnet18, resnet34, resnet50 (knobs stem=small|imagenet, pad=1|2, width=64), small_net, or timm:NAME."""
     projector: tuple[int, ...] = (2048, 256)
     """Widths of the projector's layers; the last is the number of features."""
     augment: Annotated[Callable[[Tensor, Tensor], Tensor], names.flag(ROLES["augment"])] = augment.simclr
