@@ -3,19 +3,23 @@
 import importlib
 import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import Tensor
 
 from nonneg import (
     analyses,
     backbones,
     charts,
     corruptions,
+    encoder,
     experiments,
     kept_features,
     ledger,
@@ -229,6 +233,32 @@ def test_robustness_is_the_clean_probe_on_damaged_images(place: Path) -> None:
     assert list(found["each"]) == list(corruptions.NAMES) and all(len(v) == 5 for v in found["each"].values())
     assert found["corruption_accuracy"] == pytest.approx(np.mean(list(found["each"].values())), abs=1e-5)
     assert found["lost"] == pytest.approx(found["clean"] - found["corruption_accuracy"], abs=2e-6)
+
+
+def test_protocol_is_the_same_encoder_fed_and_read_as_the_authors_do(place: Path, tmp_path: Path) -> None:
+    run = experiments.find("cifar100").runs["cl-s1"]
+    net = partial(backbones.small_net, width=4)
+    small = replace(run, backbone=net, projector=(12, 8), batch_size=16, epochs=2, data_root=place / "data")
+    train(replace(small, device="cpu"), tmp_path / "runs" / "cifar100" / "cl-s1")
+    ask(tmp_path, "protocol", data_root=place / "data")
+    found = lines(tmp_path, "protocol")["cifar100-cl-s1"]["measures"]
+
+    model = encoder.load(tmp_path / "runs" / "cifar100" / "cl-s1")
+    data = [small.load(split) for split in ("train", "test")]
+    mean, deviation = (torch.tensor(v).view(1, 3, 1, 1) for v in ((0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)))
+
+    def accuracy(images_to_h: Callable[[Tensor], Tensor]) -> float:
+        with torch.no_grad():
+            h = [images_to_h(d.images[torch.arange(len(d))].float() / 255).numpy() for d in data]
+        y = [d.labels.numpy() for d in data]
+        return probes.linear_probe(h[0], y[0], h[1], y[1]).accuracy
+
+    assert found["ours"] == pytest.approx(accuracy(model.eval().features), abs=1e-6)
+    other = accuracy(lambda x: model.backbone((x - mean) / deviation))
+    assert found["cifar10"] == pytest.approx(other, abs=1e-6)
+    assert found["cifar10_lost"] == pytest.approx(found["ours"] - other, abs=2e-6)
+    alone = accuracy(lambda x: model.train().features(x))  # 40 and 30 images: a batch each
+    assert found["batch"] == pytest.approx(alone, abs=1e-6)
 
 
 def test_practice_is_what_an_evaluation_says_of_each_run(place: Path) -> None:

@@ -273,6 +273,7 @@ def test_probabilities_of_a_run_say_whether_its_loss_fixes_the_scale(
         (losses.spectral, True),
         (partial(losses.spectral, l1=0.1), True),
         (partial(losses.spectral, normalise=True), False),
+        (partial(losses.spectral, mu=1.0), False),
         (losses.info_nce, False),
     ):
         assert evaluate.fixes_scale(replace(TINY, loss=loss)) is fixes

@@ -177,6 +177,16 @@ def test_spectral_matches_a_double_loop(n: int, d: int, seed: int, l1: float) ->
     assert losses.spectral(z1, z2, normalise=True).item() == pytest.approx(spectral_by_loops(*unit, 0.0), abs=1e-9)
 
 
+@pytest.mark.parametrize("mu", [0.5, 4.0, 1e6])
+def test_spectral_cuts_rows_that_are_longer_than_the_root_of_mu(mu: float) -> None:
+    z1, z2 = views(7, 5)
+    cut = [torch.stack([row if row.norm() <= mu**0.5 else row / row.norm() * mu**0.5 for row in z]) for z in (z1, z2)]
+    assert losses.spectral(z1, z2, mu=mu).item() == pytest.approx(spectral_by_loops(*cut, 0.0), rel=1e-9, abs=1e-9)
+    z1 = torch.cat([torch.zeros(1, 5, dtype=z1.dtype), z1[1:]]).requires_grad_()  # every unit of a row off
+    losses.spectral(z1, z2, mu=mu).backward()
+    assert z1.grad is not None and z1.grad.isfinite().all()
+
+
 def test_spectral_is_unchanged_by_rotation_but_l1_is_not() -> None:
     z1, z2 = views(6, 5)
     rotation, _ = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
@@ -210,6 +220,8 @@ def test_spectral_refuses_what_it_cannot_compute() -> None:
         losses.spectral(z1, z2)
     with pytest.raises(BadInput, match="must not be negative"):
         losses.spectral(*views(3, 3), l1=-1.0)
+    with pytest.raises(BadInput, match=r"mu is 0.0; it must be positive"):
+        losses.spectral(*views(3, 3), mu=0.0)
 
 
 # Between images and texts

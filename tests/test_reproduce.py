@@ -146,11 +146,14 @@ def test_the_recipe_is_changed_one_thing_at_a_time_and_ours_is_borrowed(tmp_path
 def test_the_spectral_trio_differs_in_map_and_penalty_and_only_cifar_is_probed(cifar: Path, tmp_path: Path) -> None:
     runs = experiments.find("spectral").runs
     for place in ("", "digits-"):
-        told = {k: runs[f"{place}{k}-s0"].to_json() for k in ("cl", "l1", "ncl")}
+        told = {k: runs[f"{place}{k}-s0"].to_json() for k in ("cl", "l1", "ncl", "mu1-cl", "mu1-l1", "mu1-ncl")}
         assert [(v["map"], v["loss"]) for v in told.values()] == [
             ("identity", "spectral"),
             ("identity", "spectral:l1=0.01"),
             ("rep_relu", "spectral"),
+            ("identity", "spectral:mu=1.0"),
+            ("identity", "spectral:l1=0.01,mu=1.0"),
+            ("rep_relu", "spectral:mu=1.0"),
         ]
         assert {k for v in told.values() for k in v if v[k] != told["cl"][k]} == {"map", "loss"}
     with pytest.raises(BadInput, match=r"l1-s0 takes the learning rate .* 3 of its 3 .* spectral --only cl$"):
@@ -354,9 +357,9 @@ def test_what_cannot_be_used_is_said_before_anything_is_trained(
 def test_runs_of_different_data_or_nets_have_a_figure_each() -> None:
     shown = experiments.find("spectral").side_by_side()
     assert {ends: [name.removesuffix("-s0") for name in names] for ends, names in shown.items()} == {
-        "-digits": ["digits-cl", "digits-l1", "digits-ncl"],
-        "-cifar10-resnet18": ["cl", "l1", "ncl"],
-        "-cifar10-small_net": ["small-cl", "small-l1", "small-ncl"],
+        "-digits": ["digits-cl", "digits-ncl", "digits-mu1-ncl"],
+        "-cifar10-resnet18": ["cl", "ncl", "mu1-ncl"],
+        "-cifar10-small_net": ["small-cl", "small-ncl", "small-mu1-ncl"],
     }
     assert experiments.find("cifar10").side_by_side() == {"": ("cl-s0", "ncl-s0")}
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nonneg.errors import BadInput
-from nonneg.norm_cuda import fused, norm_relu
+from nonneg.norm_cuda import HAVE_TRITON, fused, norm_relu
 
 Stem = Literal["small", "imagenet"]
 Pair = tuple[Tensor, Tensor]  # the same values twice, one for each of a block's two paths: see norm_relu
@@ -146,7 +146,6 @@ class _ResNet(nn.Module):
         x = self._as_it_is(x) if fused(x, widest) else self._trunk(x)  # pyright: ignore
         return x.mean(dim=(2, 3))
 
-    @torch.compiler.disable  # convolutions and kernels of our own: nothing in there for a compiler to improve
     def _as_it_is(self, x: Tensor) -> Tensor:
         convs = [m for m in self.modules() if isinstance(m, _Conv) and m is not self.conv1]
         if torch.is_autocast_enabled(x.device.type):
@@ -158,6 +157,10 @@ class _ResNet(nn.Module):
         finally:
             for conv in convs:
                 conv.rounded = None
+
+    if HAVE_TRITON:  # else it is not reached, and this would load the compiler, which takes a second
+        # convolutions and kernels of our own: nothing in there for a compiler to improve
+        _as_it_is = torch.compiler.disable(_as_it_is)  # pyright: ignore[reportAssignmentType]
 
     def _trunk(self, x: Tensor) -> Tensor:
         pair = norm_relu(x, self.bn1)

@@ -580,8 +580,8 @@ def make_reproduction(
 
     Args:
         experiment: cifar10, cifar100, recipe, maps, spectral, supcon, supervised, multimodal, sprites, wide or
-            imagenet100; or, asked of their runs: bytes, selection, disentanglement, robustness, identifiability or
-            practice.
+            imagenet100; or, asked of their runs: bytes, selection, disentanglement, robustness, identifiability,
+            practice or protocol.
         data_root: Where the data are; left out, CIFAR is downloaded.
         only: Only these runs, by name or beginning (cl, ncl-s1); the table is of them alone.
         seeds: Only this many seeds.

@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -189,7 +190,8 @@ def fixes_scale(run: Training) -> bool:
     """Whether the run's loss gives the length of features a meaning; a loss of cosines, or of labels, does not."""
     loss = getattr(run, "loss", None)
     knobs = loss.keywords if isinstance(loss, partial) else {}
-    return getattr(loss, "func", loss) is losses.spectral and not knobs.get("normalise")
+    bounded = knobs.get("normalise") or knobs.get("mu", math.inf) < math.inf
+    return getattr(loss, "func", loss) is losses.spectral and not bounded
 
 
 def _temperature(run: Training) -> float | None:

@@ -5,6 +5,8 @@ Shapes: z1, z2 are N x D; row i of both comes from the same image (or, by choice
 image and z2 from its text); labels are N.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,6 +23,11 @@ def unit_rows(z: Tensor, *, floor: float = 0.01) -> Tensor:
     length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
     least = (floor * length.detach().mean()).clamp_min(1e-4)
     return z / torch.maximum(length, least)
+
+
+def cut_rows(z: Tensor, length: float) -> Tensor:
+    """Each row as it is, or brought to `length` where it is longer."""
+    return z * (length / torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(length))
 
 
 def info_nce(z1: Tensor, z2: Tensor, *, temperature: float = 0.2) -> Tensor:
@@ -72,22 +79,27 @@ def clip(z1: Tensor, z2: Tensor, *, temperature: float | Tensor = 0.07) -> Tenso
         return (F.cross_entropy(logits, twin) + F.cross_entropy(logits.T, twin)) / 2
 
 
-def spectral(z1: Tensor, z2: Tensor, *, l1: float = 0.0, normalise: bool = False) -> Tensor:
+def spectral(z1: Tensor, z2: Tensor, *, l1: float = 0.0, normalise: bool = False, mu: float = math.inf) -> Tensor:
     """-2 mean_i z1_i.z2_i + mean_{i != j} (z1_i.z2_j)^2 + l1 mean_i |z_i|_1: HaoChen et al.'s loss, and a penalty.
 
     Pairs of one image are left out of the second term, so that it is an unbiased estimate of E_x E_x' (f(x).f(x'))^2.
     The length of features has a meaning here (it estimates probabilities), so rows are normalised only if asked; for
-    the same reason it wants AdamW (`run.recipe`): with LARS at info_nce's rates non-negative features collapse.
+    the same reason it wants AdamW (`run.recipe`): with LARS at info_nce's rates non-negative features collapse. `mu`
+    cuts rows to the length sqrt(mu), as HaoChen et al.'s code does (1 on CIFAR-10, 10 on ImageNet): without it a few
+    images of rare features, 1/sqrt(P(c)) long, rule the loss, and half of the non-negative features die.
     With z1 of images and z2 of their texts it is the paper's asymmetric loss, by which the two sides factorise
     P(image, text).
     """
     if not l1 >= 0:
         raise BadInput(f"spectral: l1 is {l1}; it must not be negative")
+    if not mu > 0:
+        raise BadInput(f"spectral: mu is {mu}; it must be positive")
     if len(z1) < 2:
         raise BadInput(f"spectral needs two images at least in a batch, to compare one with another; it has {len(z1)}")
     with torch.autocast(z1.device.type, enabled=False):
         kind = torch.promote_types(z1.dtype, torch.float32)
         z1, z2 = (unit_rows(z.to(kind)) if normalise else z.to(kind) for z in (z1, z2))
+        z1, z2 = (cut_rows(z, math.sqrt(mu)) if mu < math.inf else z for z in (z1, z2))
         gram, n = z1 @ z2.T, len(z1)
         own = gram.diagonal()
         others = (gram.square().sum() - own.square().sum()) / (n * (n - 1))

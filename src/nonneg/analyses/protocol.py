@@ -59,7 +59,7 @@ def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 def draw(lines: Mapping[str, Line]) -> bytes | None:
     """The accuracy of each way, a group of bars for each run."""
-    return charts.ways({name: line["measures"] for name, line in lines.items()}, WAYS)
+    return charts.ways({name: line["measures"] for name, line in lines.items()}, WAYS) if lines else None
 
 
 ANALYSIS = Analysis(
