@@ -1,9 +1,13 @@
 """Who may import whom. A room that reaches further than this needs a better seam, not an exception."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from nonneg.norm_cuda import HAVE_TRITON
 
 SOURCE = Path(__file__).parent.parent / "src" / "nonneg"
 BASE = {"errors", "files", "progress", "names"}
@@ -244,7 +248,7 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
                 assert inner in allowed, f"{path.name} imports nonneg.{inner}"
             if package == "nonneg":
                 assert inner != "cli" or room == "__main__", f"{path.name} imports the command line"
-            standard = package in __import__("sys").stdlib_module_names
+            standard = package in sys.stdlib_module_names
             if room in THIRD_PARTY and package != "nonneg" and not standard:
                 assert package in THIRD_PARTY[room], f"{path.name} imports {package}"
 
@@ -264,3 +268,12 @@ def test_nothing_is_unpickled(path: Path) -> None:
 
 def test_there_is_no_utils() -> None:
     assert not list(SOURCE.rglob("util*.py")) and not list(SOURCE.rglob("helper*.py"))
+
+
+def test_the_command_starts_without_what_few_verbs_need() -> None:
+    """torch's compiler and scikit-learn's clusters take a second each to load; the first is needed beside Triton."""
+    program = "import nonneg.cli, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "torch" in loaded and "sklearn.cluster" not in loaded
+    assert HAVE_TRITON or "torch._dynamo" not in loaded
