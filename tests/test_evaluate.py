@@ -43,7 +43,7 @@ from nonneg.encoder import load, save
 from nonneg.errors import BadInput
 from nonneg.evaluate import Asked
 from nonneg.features import Features
-from nonneg.run import DIGITS
+from nonneg.run import DIGITS, Training
 from nonneg.train import train
 
 TINY = replace(
@@ -86,6 +86,18 @@ def digits() -> dict[str, Dataset]:
 
 def made(folder: Path, digits: dict[str, Dataset]) -> dict[str, Features]:
     return {s: embedding.embed(folder, d, s, rundir.read_run(folder)[0]) for s, d in digits.items()}
+
+
+def test_images_that_a_run_was_not_trained_on_are_said_to_be(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate.evaluate(copied / "a", asked=evaluate.Asked(only=("spectrum",)))
+    assert "other images" not in capsys.readouterr().err
+    real = Training.load
+    monkeypatch.setattr(Training, "load", lambda run, split: real(run, split).subset(range(300)))
+    evaluate.evaluate(copied / "a", asked=evaluate.Asked(only=("spectrum",)))
+    said = capsys.readouterr().err
+    assert "was trained on other images than digits holds now (1347 then, 300 now)" in said.replace("\n", " ")
 
 
 def test_two_views_without_augmentation_are_the_features(runs: Path, digits: dict[str, Dataset]) -> None:

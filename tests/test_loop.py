@@ -203,6 +203,42 @@ def test_a_probe_in_a_folder_is_the_probe_in_memory_and_resumes(
             rundir.read_run(folder)
 
 
+def test_only_one_process_trains_in_a_folder(tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, folder = eight(digits), tmp_path / "one"
+    seen = []
+
+    def second(epoch: int) -> dict[str, str]:
+        begun = {p: p.read_bytes() for p in folder.iterdir()}
+        for how in ({"resume": True}, {"overwrite": True}):
+            with pytest.raises(BadInput, match=r"another process is training in .*one; wait for it"):
+                work(rows, keep(folder, rows, **how))
+        assert begun == {p: p.read_bytes() for p in folder.iterdir()}
+        return {"seen": seen.append(epoch) or "refused"}
+
+    whole = work(rows, keep(folder, rows), after_epoch=second)
+    assert seen == [1, 2, 3] and torch.equal(whole.totals, work(rows).totals)
+    work(rows, keep(folder, rows, resume=True))  # it is free again
+    with pytest.raises(RuntimeError, match="no state"), monkeypatch.context() as patch:
+        patch.setattr(loop, "begin", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no state")))
+        work(rows, keep(tmp_path / "none", rows))
+    assert not (tmp_path / "none").exists()  # nothing came of it
+
+
+def test_the_words_that_resume_a_run_can_be_typed() -> None:
+    assert rundir.resume_words(DIGITS, Path("my run")) == "nonneg train digits --out 'my run' --resume"
+
+
+def test_images_stay_on_a_gpu_if_they_leave_half_of_its_memory_free(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = digits.images[:].nbytes
+    for free, fits in ((2 * size, True), (2 * size - 2, False)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 10 * size))
+        assert loop._fits(digits, torch.device("cuda")) is fits
+    assert "streamed from the host's memory" in capsys.readouterr().err
+    assert loop._fits(digits, CPU)
+
+
 def test_settings_newer_than_a_run_folder_are_their_defaults(tmp_path: Path, digits: Dataset) -> None:
     run = replace(DIGITS, backbone=partial(backbones.small_net, width=4), projector=(8,), batch_size=50, epochs=1)
     train(run, tmp_path / "a", data=digits)

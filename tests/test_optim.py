@@ -87,3 +87,8 @@ def test_warm_up_then_cosine_to_zero() -> None:
     assert at(85) == pytest.approx(0.2 * (1 + math.cos(0.75 * math.pi)))
     assert at(110) == pytest.approx(0, abs=1e-7)
     assert optim.warmup_cosine(torch.tensor(0), peak=1.0, warmup=0, total=10).item() == pytest.approx(1.0)
+
+
+def test_no_warm_up_begins_above_a_small_peak() -> None:
+    steps = torch.arange(10)
+    assert optim.warmup_cosine(steps, peak=1e-6, warmup=4, total=10).max().item() == pytest.approx(1e-6)

@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -495,6 +496,45 @@ def test_what_was_measured_outlives_every_interruption_and_is_not_measured_again
     assert calls == ["probe hz", "probe hz", "tune h", "tune h", "tune z", "tune z"]
 
 
+def test_a_probe_that_was_cut_goes_on_from_its_checkpoint(
+    cifar: Path, tmp_path: Path, pair: tuple[Path, list[Row]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gallery, "draw", lambda *_, **__: None)
+    save, saved = rundir.save_checkpoint, []
+
+    def cut(folder: Path, tensors: dict[str, torch.Tensor], at: int, **more: float) -> None:
+        save(folder, tensors, at, **more)
+        saved.append(folder.name.partition("-")[0])
+        if saved[-1] in ("probe", "tune") and saved.count(saved[-1]) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(rundir, "save_checkpoint", cut)
+    for _ in ("probe", "tune"):
+        with pytest.raises(Interrupted, match="cl-s0 was stopped"):
+            go(tmp_path, cifar, only=("cl-s0",))
+    rows = go(tmp_path, cifar, only=("cl-s0",))
+    assert saved.count("probe") == 1  # it was over when it was cut: nothing was left to do
+    for measure in ("linear probe", "fine-tune", "fine-tune, projector"):
+        assert find(rows, measure, "CL").ours == find(pair[1], measure, "CL").ours  # as if never cut
+    assert not [p for p in (tmp_path / "runs").rglob("*") if p.name.startswith(("probe-", "tune-"))]
+
+
+def test_a_line_tells_where_it_was_trained_and_where_it_was_measured(
+    cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gallery, "draw", lambda *_, **__: None)
+    for commit, where in (("first", "tune h"), ("second", "")):
+        provenance.commit.cache_clear()
+        monkeypatch.setenv("NONNEG_COMMIT", commit)
+        with monkeypatch.context() as during, pytest.raises(Interrupted) if where else nullcontext():
+            stop_at(where, [], during)
+            go(tmp_path, cifar, only=("cl-s0",))
+        (line,) = lines(tmp_path)
+        assert line["commit"] == "first" and ("evaluated" in line) == (commit == "second")
+    provenance.commit.cache_clear()
+    assert line["evaluated"]["commit"] == "second" and "hardware" not in line["evaluated"]  # the same machine
+
+
 def test_numbers_of_a_run_with_other_settings_are_not_taken_for_its_own(
     cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -779,8 +819,13 @@ def test_imagenet100_from_a_tree_of_folders(photos: Path, tmp_path: Path, monkey
         with pytest.raises(BadInput, match="unknown class folder 'n00000009'"):
             again(report_only=report_only)
     chosen.write_text("n00000000\nn00000002\n")
+    links = {p: p.readlink() for p in (tmp_path / "runs").rglob("*") if p.is_symlink()}
+    for report_only in (False, True):
+        with pytest.raises(BadInput, match=r"are of 3 classes, and these are 2 \(n00000001 is in one of them only"):
+            again(report_only=report_only)
+    assert links == {p: p.readlink() for p in (tmp_path / "runs").rglob("*") if p.is_symlink()}  # runs need them
     with pytest.raises(BadInput, match=r"cl-s0 is of 3 classes, and these are 2 \(n00000001 is in one of them only"):
-        again()
+        again(runs=tmp_path / "elsewhere")
     chosen.write_text("n00000000\nn00000001\nn00000002\n")
     assert again() == rows
     assert go(tmp_path, None, "imagenet100", seeds=1) == rows  # type: ignore[arg-type]
@@ -802,6 +847,17 @@ def test_a_shifted_set_that_comes_later_is_measured_later(
     assert after.items() > before.items() and after.keys() - before.keys() == {"ood_sketch"}
     monkeypatch.setattr(reproduce, "_run_one", lambda *_: pytest.fail("a finished run was started again"))
     run()
+
+
+def test_a_shifted_set_without_a_picture_is_said_and_left_out(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    for picture in (tmp_path / "photos" / "imagenet-sketch").rglob("*.jpeg"):
+        picture.unlink()
+    found = imagenet100.prepare(tmp_path / "photos", tmp_path / "data", None)
+    assert found.more == ("ood_corruption",)
+    assert "imagenet-sketch holds no picture in a folder named as one of the 3 classes" in capsys.readouterr().err
 
 
 def test_accuracy_under_shift_is_the_mean_over_its_groups(
@@ -875,7 +931,7 @@ def test_stray_files_and_classes_without_test_images(
     shutil.rmtree(tmp_path / "photos" / "C" / "fog" / "1" / "n00000000")
     assert prepare().more == ("ood_corruption",)
     said = " ".join(capsys.readouterr().err.split())
-    assert "stylized holds no folder named as one of the 3 classes: it is not measured" in said
+    assert "stylized holds no picture in a folder named as one of the 3 classes: not measured" in said
     assert "C/fog/1, first n00000000: not measured there" in said
     shutil.rmtree(tmp_path / "photos" / "val")
     (tmp_path / "photos" / "val").mkdir()

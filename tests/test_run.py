@@ -81,6 +81,10 @@ def test_knobs_out_of_range_are_refused() -> None:
         backbones.small_net(1, width=0)
     with pytest.raises(BadInput, match="pad is -3"):
         backbones.resnet18(3, pad=-3)
+    for knobs, said in (({"min_scale": 2.0}, "min_scale is 2.0"), ({"jitter": 3.0}, "jitter is 3.0: give a strength")):
+        for view in (augment.simclr, augment.gentle):
+            with pytest.raises(BadInput, match=said):  # when the run is made: nothing was written or replaced yet
+                Run(augment=partial(view, **knobs))
 
 
 def test_roles_hold_what_the_rooms_define_and_nothing_else() -> None:

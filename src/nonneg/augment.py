@@ -103,7 +103,7 @@ def _view(
     for name, p in {"jitter_p": jitter_p, "gray_p": gray_p, "blur_p": blur_p, "flip_p": flip_p}.items():
         if not 0 <= p <= 1:
             raise BadInput(f"{name} is {p}: give a probability between 0 and 1")
-    if not (min(strength) >= 0 and strength[3] <= 0.5):
+    if not (min(strength) >= 0 and strength[0] <= 2 and strength[3] <= 0.5):
         raise BadInput(f"jitter is {strength[0]}: give a strength between 0 and 2")
     if images.is_cuda and augment_cuda.supported(images, size):  # the same in one kernel
         index = torch.arange(len(images), device=images.device)

@@ -84,7 +84,7 @@ def load_model(folder: Path, run: Training) -> encoder.Encoder:
     except BadInput as error:
         if (at := rundir.checkpoint_step(folder)) is None:
             raise
-        again = f"nonneg {run.verb} {run.to_json()['data']} --out {folder} --resume"
+        again = rundir.resume_words(run, folder)
         raise BadInput(f"{error}; rebuild it from the checkpoint of step {at} with: {again}") from None
 
 
@@ -93,8 +93,5 @@ def finished_run(folder: Path, data_root: Path | None = None) -> Training:
     run, _ = rundir.read_any(folder)
     run = replace(run, device="auto", data_root=data_root or run.data_root)
     if not (folder / "model.safetensors").exists():
-        raise BadInput(
-            f"{folder} has no model yet; finish it with: "
-            f"nonneg {run.verb} {run.to_json()['data']} --out {folder} --resume"
-        )
+        raise BadInput(f"{folder} has no model yet; finish it with: {rundir.resume_words(run, folder)}")
     return run

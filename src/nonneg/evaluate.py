@@ -107,6 +107,7 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
     asked = asked or Asked()
     groups, run = asked.groups(), embedding.finished_run(folder, data_root)
     data = {split: run.load(split) for split in ("train", "test")}
+    _tell_other_images(folder, run, data["train"])
     others = [_other_run(place, folder) for place in (asked.judge, *asked.against) if place is not None]
     if len({place.resolve() for place in asked.against}) < len(asked.against):
         raise BadInput("--against names a run twice, which would agree with itself: name each once")
@@ -144,6 +145,16 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
             add_entries(folder, found)
     with files.locked(folder):
         return Evaluated(measured, skipped, _write_plots(folder, _entries(path), made["test"].z))
+
+
+def _tell_other_images(folder: Path, run: Training, train: Dataset) -> None:
+    """Say so where the images are not those that the run was trained on."""
+    then = rundir.read_any(folder)[1]["data"]
+    if then["fingerprint"] != train.fingerprint() and not getattr(run, "validation", False):  # which held some out
+        progress.say(
+            f"{folder} was trained on other images than {train.name} holds now ({then.get('images')} then, "
+            f"{len(train)} now): what follows is measured on these"
+        )
 
 
 def _group(entry: Entry) -> str:

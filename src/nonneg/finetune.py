@@ -96,7 +96,7 @@ def probe(
         )  # fmt: skip
 
     settings = {"on": list(on), "tune": tune, "epochs": epochs, "lr": lr, "weight_decay": weight_decay, "seed": seed}
-    settings |= {"batch_size": n, "warmup_epochs": warmup_epochs, "precision": precision, "encoder": _digest(encoder)}
+    settings |= {"batch_size": n, "warmup_epochs": warmup_epochs, "precision": precision, "encoder": digest(encoder)}
     settings |= {"optimizer": _name(optimizer), "schedule": _name(schedule), "augment": _name(augmentation)}
     job = Job(
         rows=rows,
@@ -218,7 +218,7 @@ def _with_heads(
     return WithHeads(model, heads)
 
 
-def _digest(encoder: Encoder) -> str:
+def digest(encoder: Encoder) -> str:
     """The first 16 hex digits of sha256 of the weights: by it a probe of another encoder is told."""
     digest = hashlib.sha256()
     for name, values in encoder.state_dict().items():

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -267,7 +267,9 @@ def run_job(
         if skipped := data.skipped:
             log = keep.folder / "log.jsonl"
             progress.say(f"{len(skipped)} inputs skipped (all listed in {log}), first {skipped[0]}")
-    with engine.on(job.device), _memory_named(job):
+    with engine.on(job.device), _memory_named(job), rundir.alone(keep.folder) if keep else nullcontext():
+        if keep and keep.resume:
+            rundir.clear_leftovers(keep.folder)
         s, done, before = begin(), 0, 0.0
         checkpoint = rundir.load_checkpoint(keep.folder, previous=keep.previous) if keep and keep.resume else None
         if checkpoint is not None:  # else killed before the first one: the run starts again, and ends the same

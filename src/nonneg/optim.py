@@ -84,8 +84,11 @@ def adamw(params: Iterable[nn.Parameter], *, lr: Tensor, weight_decay: float) ->
 
 
 def warmup_cosine(step: Tensor, *, peak: float, warmup: int, total: int, start: float = 3e-5) -> Tensor:
-    """The learning rate at `step`: linear from `start` to `peak` over `warmup` steps, then half a cosine to 0."""
-    t = step.to(torch.float32)
+    """The learning rate at `step`: linear from `start` to `peak` over `warmup` steps, then half a cosine to 0.
+
+    A peak below `start` is held from the first step: no warm-up begins above it.
+    """
+    start, t = min(start, peak), step.to(torch.float32)
     rising = start + (peak - start) * t / max(warmup, 1)
     falling = 0.5 * peak * (1 + torch.cos(math.pi * ((t - warmup) / max(total - warmup, 1)).clamp(0, 1)))
     return torch.where(t < warmup, rising, falling)

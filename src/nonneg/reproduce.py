@@ -4,16 +4,19 @@ N images, D features. Results are lines in RESULTS/EXPERIMENT.jsonl, one a run, 
 folders (large, not for a repository) are RUNS/EXPERIMENT/RUN. Whatever is there already is not done again.
 """
 
+import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from nonneg import (
     analyses,
@@ -23,6 +26,7 @@ from nonneg import (
     engine,
     experiments,
     files,
+    finetune,
     gallery,
     kept_features,
     ledger,
@@ -352,7 +356,9 @@ def _line(
     """What a result's line holds of any run: the measures, and all that one needs to know of where they come from."""
     if not (log := rundir.read_log(folder)):
         raise BadInput(f"{folder / 'log.jsonl'} names no epoch; {AGAIN.format(folder)}")
-    last = log[-1]
+    last, now = log[-1], provenance.made(run.torch_device())
+    made = rundir.read_about(folder, run.trains).get("made", now)  # when training began, where that was written down
+    later = {k: v for k, v in now.items() if k != "date" and v != made.get(k)}
     return {
         "experiment": name,
         "name": run_name,
@@ -366,7 +372,8 @@ def _line(
         "batch_size": run.batch_size,
         "images": [len(d) for d in data],
         "classes": data[0].classes,
-        **provenance.made(run.torch_device()),
+        **made,
+        **({"evaluated": {**later, "date": now["date"]}} if later else {}),
         "run": {k: v for k, v in run.to_json().items() if k not in rundir.FREE},
     }
 
@@ -406,16 +413,30 @@ def evaluate(
         yield numbers
     if {"probe_h", *found.more} & set(missing):
         assert experiment.probe is not None
-        probed = experiment.probe(model, *data, on=("h", "z"), **how)
+        with _interruptible(folder, "probe", model, device) as there:
+            probed = experiment.probe(model, *data, on=("h", "z"), **how, **there)
         numbers |= {f"probe_{place}": probe.accuracy for place, probe in probed.items()}
         numbers |= {f"probe_{place}_train": probe.train_accuracy for place, probe in probed.items()}
-        numbers |= experiment.more(probed, run)
         yield numbers
+        if more := experiment.more(probed, run):
+            yield (numbers := numbers | more)
     for place in ("h", "z"):
         if f"tune_{place}" in missing:
             assert experiment.tune is not None
-            numbers[f"tune_{place}"] = experiment.tune(model, *data, on=(place,), **how)[place].accuracy
+            with _interruptible(folder, f"tune-{place}", model, device) as there:
+                numbers[f"tune_{place}"] = experiment.tune(model, *data, on=(place,), **how, **there)[place].accuracy
             yield numbers
+
+
+@contextmanager
+def _interruptible(folder: Path, stage: str, model: Encoder, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Where a probe keeps its checkpoint until it is over, and whether there is one of this model to go on from."""
+    place = folder / f"{stage}-{device.type}-{finetune.digest(model)}"
+    begun = rundir.checkpoint_step(place) is not None
+    if not begun:
+        shutil.rmtree(place, ignore_errors=True)
+    yield {"folder": place, "resume": begun}
+    shutil.rmtree(place)
 
 
 def activity(z: Any, *, eps: float = 1e-5) -> dict[str, float]:

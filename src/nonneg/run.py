@@ -5,7 +5,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -91,6 +91,8 @@ class Training:
             )
         if any(width < 1 for width in self.projector):
             raise BadInput(f"--projector widths must be at least 1 (got {self.projector})")
+        if (spelled := names.spell_or_custom(self.augment, ROLES["augment"])) != names.CUSTOM:
+            _try_view(spelled)
 
     def load(self, split: str) -> Dataset:
         """One split of this run's data."""
@@ -122,6 +124,12 @@ class Training:
             return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
 
         return {f.name: plain(f.name, getattr(self, f.name)) for f in fields(self)}
+
+
+@cache
+def _try_view(spelled: str) -> None:
+    """Make one view, so that a knob out of range is told before anything is written."""
+    names.find(spelled, ROLES["augment"])(torch.zeros(1, 3, 8, 8), augment.draw_noise(1, generator=torch.Generator()))
 
 
 def takes_labels(loss: Callable[..., Tensor]) -> bool:

@@ -1,6 +1,9 @@
 """The run folder: who may write to it, the checkpoint, the log. Nothing in it is ever half written or unpickled."""
 
 import json
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,10 +12,10 @@ import torch
 from torch import Tensor
 
 import nonneg
-from nonneg import files
+from nonneg import files, provenance
 from nonneg.data import Dataset
 from nonneg.errors import BadInput
-from nonneg.run import ClassifierRun, Run, SomeRun, from_json
+from nonneg.run import ClassifierRun, Run, SomeRun, Training, from_json
 
 CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 OURS = (
@@ -41,12 +44,48 @@ FREE = (
 )  # may differ when a run is resumed
 
 
+LOCK = ".lock"
+
+
+def resume_words(run: Training, folder: Path) -> str:
+    """What to type to go on with the run of a folder."""
+    return f"nonneg {run.verb} {run.to_json()['data']} --out {shlex.quote(str(folder))} --resume"
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Train in `folder` and let no other process do so meanwhile: two would write one checkpoint and one log."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = (folder / LOCK).open("a")
+    except OSError as error:
+        raise BadInput(f"cannot write to {folder}: {error.strerror}; name another folder") from error
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"another process is training in {folder}; wait for it, or name another folder") from None
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield
+        finally:
+            if [path.name for path in folder.iterdir()] == [LOCK]:  # nothing came of it
+                (folder / LOCK).unlink()
+                folder.rmdir()
+
+
 def check_free(folder: Path, overwrite: bool) -> None:
     """Refuse a folder that holds anything, unless it may be overwritten."""
     for place in (folder, *folder.parents):
         if place.is_file():
             raise BadInput(f"cannot write {folder}: {place} is a file; name a folder")
-    if folder.is_dir() and not overwrite and set(folder.iterdir()) - set(_leftovers(folder)):
+    if folder.is_dir() and not overwrite and set(folder.iterdir()) - {*_leftovers(folder), folder / LOCK}:
         raise BadInput(
             f"{folder} already exists; add --resume to continue it, --overwrite to replace it, or --out for another"
         )
@@ -67,6 +106,7 @@ def describe(kind: str, run: dict[str, Any], data: Dataset, device: torch.device
         "versions": {"nonneg": nonneg.__version__, "torch": torch.__version__, "numpy": numpy.__version__},
         "threads": torch.get_num_threads(),
         "device": device.type,
+        "made": provenance.made(device),
     }
 
 
@@ -74,9 +114,10 @@ def claim(about: dict[str, Any], folder: Path) -> None:
     """Take `folder` for the run that `about` describes: what an earlier run left goes, files of others stay."""
     for name in OURS:
         (folder / name).unlink(missing_ok=True)
-    made = ("features/*.npz", "features/*-pairs.npy", "codes/*.npz", "plots/*.png")
-    for path in [*(path for pattern in made for path in folder.glob(pattern)), *_leftovers(folder)]:
-        path.unlink()
+    for pattern in ("features/*.npz", "features/*-pairs.npy", "codes/*.npz", "plots/*.png"):
+        for path in folder.glob(pattern):
+            path.unlink()
+    clear_leftovers(folder)
     files.write_json(folder / "run.json", about)
 
 
@@ -145,10 +186,14 @@ def check_same(new: dict[str, Any], folder: Path, *, defaults: dict[str, Any], f
             f"{folder} was begun on a {about.get('device')} and its random numbers cannot go on on a {new['device']}; "
             "resume it there, or start anew in another folder"
         )
-    for path in _leftovers(folder):
-        path.unlink()
     if torch.get_num_threads() != about["threads"]:
         torch.set_num_threads(about["threads"])  # sums in another order would change the last bits
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what a killed process could not; only where no other process is at work (`alone`)."""
+    for path in _leftovers(folder):
+        path.unlink(missing_ok=True)
 
 
 def _leftovers(folder: Path) -> list[Path]:

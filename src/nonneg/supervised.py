@@ -80,7 +80,7 @@ def train_classifier(
             folder,
             describe(run, train),
             defaults=ClassifierRun().to_json(),
-            again=f"nonneg {run.verb} {run.to_json()['data']} --out {folder} --resume",
+            again=rundir.resume_words(run, folder),
             seconds=run.checkpoint_seconds,
             tensorboard=run.tensorboard,
             resume=resume,

@@ -42,7 +42,7 @@ def train(
         keep=Keep(
             folder,
             describe(run, data),
-            again=f"nonneg {run.verb} {run.to_json()['data']} --out {folder} --resume",
+            again=rundir.resume_words(run, folder),
             defaults=Run().to_json(),
             seconds=run.checkpoint_seconds,
             tensorboard=run.tensorboard,

@@ -63,7 +63,7 @@ class Dataset:
         """Of each channel, as shares of 255, over at most SAMPLE images evenly spread."""
         which = torch.arange(0, len(self), -(-len(self) // SAMPLE))
         if isinstance(self.images, Files):
-            x, bad = self.images.read(which.tolist())
+            x, bad = self.images.read(which.tolist(), "mean of the colours")
             x = x[[row for row in range(len(x)) if row not in bad] or [0]]
         else:
             x = self.images[which.to(self.images.device)]

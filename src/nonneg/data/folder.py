@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nonneg.data.dataset import Dataset
 from nonneg.data.memory import free_bytes
-from nonneg.data.pictures import EXTENSIONS, MANY, strictly_sized, try_read
+from nonneg.data.pictures import EXTENSIONS, strictly_sized, try_read
 from nonneg.data.splits import check, hold_out
 from nonneg.data.stream import Files, number
 from nonneg.errors import BadInput
@@ -223,9 +223,7 @@ def sift(
     good: list[Picture] = []
     bad: list[str] = []
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # Pillow works outside Python's lock
-        results = pool.map(attempt, pictures)
-        if len(pictures) >= MANY:
-            results = track(results, title, len(pictures))
+        results = track(pool.map(attempt, pictures), title, len(pictures))
         try:
             for picture, result in zip(pictures, results, strict=True):
                 if isinstance(result, str):

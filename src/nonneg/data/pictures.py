@@ -14,7 +14,6 @@ from PIL import Image, ImageOps
 from nonneg.progress import track
 
 EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
-MANY = 2000  # pictures; below it the work is over before a bar could be read
 
 
 def rgb(image: Image.Image) -> Image.Image:
@@ -86,8 +85,7 @@ def resize(images: np.ndarray, size: int | None) -> np.ndarray:
     if size is None or (height, width) == (size, size):
         return images
     out = np.empty((n, channels, size, size), np.uint8)
-    indices = track(range(n), "resizing images", n) if n >= MANY else range(n)
-    for i in indices:
+    for i in track(range(n), "resizing images", n):
         pixels = images[i, 0] if channels == 1 else images[i].transpose(1, 2, 0)
         out[i] = planes(square(Image.fromarray(np.ascontiguousarray(pixels)), size))
     return out

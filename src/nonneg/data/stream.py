@@ -27,6 +27,7 @@ from torch import Tensor
 from nonneg.data.decoder import decode_into
 from nonneg.data.pictures import strictly_sized
 from nonneg.errors import BadInput
+from nonneg.progress import track
 
 RING = 4  # batches in memory: one that a device copies from, three that are ready or being decoded
 PIECE = 8  # images in the smallest piece of a batch that is worth a message to a worker
@@ -55,13 +56,17 @@ class Files:
         """The files at `indices`, in that order, still on disk."""
         return replace(self, paths=[self.paths[i] for i in indices], lengths=[self.lengths[i] for i in indices])
 
-    def read(self, indices: Sequence[int]) -> tuple[Tensor, dict[int, str]]:
-        """The pictures at `indices`, and why row r of them could not be read (it is black), decoded in threads."""
+    def read(self, indices: Sequence[int], title: str = "") -> tuple[Tensor, dict[int, str]]:
+        """The pictures at `indices`, and why row r of them could not be read (it is black), decoded in threads.
+
+        With a title a bar says how far it is.
+        """
         out = np.empty((len(indices), *self.shape[1:]), np.uint8)
         paths = [self.paths[i] for i in indices]
         with strictly_sized(), ThreadPoolExecutor(cores()) as pool:
             failed = [pool.submit(decode_into, [path], row[None]) for path, row in zip(paths, out, strict=True)]
-            bad = {row: f.result()[0] for row, f in enumerate(failed) if f.result()}
+            waited = track(failed, title, len(failed)) if title else failed
+            bad = {row: f.result()[0] for row, f in enumerate(waited) if f.result()}
         return torch.from_numpy(out), bad
 
     def __getitem__(self, at: int | slice | Tensor) -> Tensor:

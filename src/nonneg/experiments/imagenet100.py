@@ -75,6 +75,7 @@ def prepare(data_root: Path | None, work: Path, classes: Path | None) -> Found:
         if len(absent) == len(chosen):
             raise BadInput(f"imagenet100: {said}; it must hold one folder a class, named as in {source['train']}")
         progress.say(f"{said}: nothing is tested of them")
+    _check_same_classes(work, chosen)
     for split in SPLITS:
         _link_classes(source[split], work / "clean" / split, chosen)
     for measure, called in SHIFTS.items():
@@ -92,10 +93,21 @@ def prepare(data_root: Path | None, work: Path, classes: Path | None) -> Found:
     return Found(root, chosen, tuple(measure for measure in SHIFTS if _linked(root, measure)))
 
 
+def _check_same_classes(work: Path, chosen: list[str]) -> None:
+    """Refuse other classes than those that runs beside `work` were begun on, before their links are touched."""
+    linked = _below(work / "clean" / "train") if (work / "clean" / "train").is_dir() else {}
+    there = {p.name for p in linked.values()}
+    if there and there != {*chosen} and any(work.parent.glob("*/run.json")):
+        raise BadInput(
+            f"imagenet100: the runs in {work.parent} are of {len(there)} classes, and these are {len(chosen)} "
+            f"({min(there ^ {*chosen})} is in one of them only): name the same --classes, or other --runs"
+        )
+
+
 def _say_what_is_missing(shifted: Path, groups: list[Path], classes: list[str]) -> None:
     """One line on a shifted set that is not measured, or not on all classes."""
     if not groups:
-        progress.say(f"{shifted} holds no folder named as one of the {len(classes)} classes: it is not measured")
+        progress.say(f"{shifted} holds no picture in a folder named as one of the {len(classes)} classes: not measured")
     missing = {group: [name for name in classes if not (group / name).is_dir()] for group in groups}
     if short := {group: names for group, names in missing.items() if names}:
         group, names = next(iter(short.items()))
@@ -152,10 +164,10 @@ def _read_classes(path: Path, present: list[str]) -> list[str]:
 
 
 def _groups(folder: Path, classes: set[str]) -> list[Path]:
-    """Every folder at or below `folder` that directly holds class folders; of train/ and val/ only val/."""
+    """Every folder at or below `folder` whose class folders hold a picture; of train/ and val/ only val/."""
     inside = _below(folder)
-    if classes & {p.name for p in inside.values()}:
-        return [folder]
+    if named := classes & {p.name for p in inside.values()}:
+        return [folder] if any(is_picture(file) for name in named for file in walk(folder / name)) else []
     halves = [inside[name] for name in ("val", "test") if name in inside]
     return [group for child in halves or inside.values() for group in _groups(child, classes)]
 

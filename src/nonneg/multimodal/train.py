@@ -57,7 +57,7 @@ def train_pairs(
         keep=Keep(
             folder,
             describe(run, data, cut),
-            again=f"nonneg {run.verb} {run.to_json()['data']} --out {folder} --resume",
+            again=rundir.resume_words(run, folder),
             defaults=PairRun().to_json(),
             seconds=run.checkpoint_seconds,
             tensorboard=run.tensorboard,
