@@ -79,11 +79,12 @@ def extract(
             f"the model takes images of {encoder.about['channels']} channels; {data.name} has {data.channels}"
         )
     tell_skipped(data)
-    encoder, device = encoder.to(device).eval(), torch.device(device)
+    device = torch.device(device)
+    encoder = encoder.to(device, memory_format=torch.channels_last).eval()  # pyright: ignore[reportCallIssue]
     apply = map or encoder.map
 
     def both(x: Tensor) -> tuple[Tensor, Tensor]:
-        h = encoder.features(x.float() / 255)
+        h = encoder.features((x.float() / 255).contiguous(memory_format=torch.channels_last))  # up to twice as fast
         return h, apply(encoder.projector(h))
 
     hs, zs, missing = [], [], []
