@@ -120,26 +120,29 @@ def test_the_clean_probe_is_the_linear_probe(runs: Path, digits: dict[str, Datas
     assert probe.clean == right / 450
 
 
-def test_images_that_nothing_damages_are_told_as_well_as_clean_ones(
+def test_damage_counts_in_its_kind_and_images_that_nothing_damages_are_told_like_clean_ones(
     runs: Path, digits: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     f, few = made(runs / "a", digits), digits["test"].subset(range(60))
     probe = on_images.clean_probe(f["train"], f["test"], device="cpu")
 
-    def only_fog_hurts(x: torch.Tensor, name: str, severity: int, *, generator: torch.Generator) -> torch.Tensor:
+    def some_hurt(x: torch.Tensor, name: str, severity: int, *, generator: torch.Generator) -> torch.Tensor:
         assert generator.device == x.device
-        return torch.zeros_like(x) if name == "fog" and severity == 5 else x
+        mild = {"gaussian_noise": 2, "motion_blur": 3, "fog": 4, "pixelate": 1}
+        return torch.zeros_like(x) if severity > mild.get(name, 5) else x
 
-    monkeypatch.setattr(corruptions, "corrupt", only_fog_hurts)
+    monkeypatch.setattr(corruptions, "corrupt", some_hurt)
     found = on_images.corrupted(load(runs / "a"), probe, few, seed=0, device="cpu")
     entry = found["corruption_accuracy"]
     right = probe.right(torch.as_tensor(f["test"].h[:60]), torch.as_tensor(f["test"].labels[:60])).item() / 60
     black = entry["each"]["fog"]["severity"][4]
     assert entry["clean"] == pytest.approx(right) and black < right and len(entry["each"]) == 15
-    assert entry["value"] == pytest.approx((74 * right + black) / 75)
+    assert entry["value"] == pytest.approx((65 * right + 10 * black) / 75)
     assert entry["each"]["fog"]["mean"] == pytest.approx((4 * right + black) / 5, abs=1e-6)
-    assert found["corruption_weather"]["value"] == pytest.approx((19 * right + black) / 20)
-    assert found["corruption_noise"]["value"] == pytest.approx(right) and entry["images"] == 60
+    for kind, cells, hurt in (("noise", 15, 3), ("blur", 20, 2), ("weather", 20, 1), ("digital", 20, 4)):
+        want = ((cells - hurt) * right + hurt * black) / cells
+        assert found[f"corruption_{kind}"]["value"] == pytest.approx(want)
+    assert entry["images"] == 60
 
 
 def test_probe_entries_are_those_of_the_papers_protocol(runs: Path, digits: dict[str, Dataset]) -> None:
@@ -291,11 +294,13 @@ def test_probabilities_of_a_run_say_whether_its_loss_fixes_the_scale(
         assert evaluate.fixes_scale(replace(TINY, loss=loss)) is fixes
     for name, map in (("spectral", TINY.map), ("signed", maps.identity)):
         train(replace(TINY, loss=losses.spectral, lr=0.1, map=map), tmp_path / name)
-    code, found, _ = evaluated(capsys, tmp_path / "spectral", "--only", "probabilities,clusters")
-    assert code == 0 and {"latent_total", "latent_calibration_error", "argmax_nmi", "spectral_accuracy"} <= found.keys()
+    assert evaluate._temperature(replace(TINY, loss=partial(losses.info_nce, temperature=1))) == 1
+    code, found, _ = evaluated(capsys, tmp_path / "spectral", "--only", "sepin,probabilities,clusters")
+    assert code == 0 and found["no_value"]["sepin_training@1"] == "the loss of this run has no temperature"
+    assert {"latent_total", "latent_calibration_error", "argmax_nmi", "spectral_accuracy"} <= found.keys()
     stored = strict_json(tmp_path / "spectral" / "metrics.json")
     assert stored["latent_total"]["scale"] == "the loss's" and stored["latent_total"]["group"] == "probabilities"
-    assert {Path(path).stem for path in found["plots"]} == {"probabilities", "clusters"}
+    assert {Path(path).stem for path in found["plots"]} == {"sepin", "probabilities", "clusters"}
     code, _, err = evaluated(capsys, tmp_path / "signed", "--only", "probabilities")
     assert code == 1 and "probabilities cannot be measured: features of this run are negative" in err
 
@@ -370,15 +375,17 @@ def test_without_labels_the_label_free_groups_run_and_the_others_are_named(
         train(replace(run, seed=ord(name)), copied / name)
     flags = ["--all", "--heavy", "--judge", copied / "d", "--against", copied / "d"]
     code, found, _ = evaluated(capsys, copied / "c", *flags)
-    none = "the train and test data have no labels"
+    without = "the train and test data have no labels"
     unlabelled = ("class consistency and probes", "retrieval", "selection", "clusters", "ood", *measures.HEAVY)
-    assert code == 0 and {k for k, why in found["skipped"].items() if why == none} == set(unlabelled)
+    assert code == 0 and {k for k, why in found["skipped"].items() if why == without} == set(unlabelled)
     assert found["skipped"].keys() - set(unlabelled) == {"factors"}
     assert {"sepin@1", "eigenvalues_top", "monosemanticity", "identifiability_cosine"} <= found.keys()
     assert found["class_consistency"] is None and "precision@10" not in found
+    none = "the training data have no labels"
+    assert found["no_value"]["activation_fall"] == found["no_value"]["latent_calibration_error"] == none
     cli.main(["evaluate", str(copied / "c"), "--all"])
     text = " ".join(capsys.readouterr().out.split())
-    assert f"not measured: retrieval ({none})" in text and f"not measured: corruptions ({none})" in text
+    assert f"not measured: retrieval ({without})" in text and f"not measured: corruptions ({without})" in text
     assert "no value: sepin@100 (there are 16 features)" in text
     cli.main(["compare", str(copied / "a"), str(copied / "c")])
     rows = {
@@ -403,6 +410,9 @@ def test_labels_of_the_test_images_alone_are_enough_for_what_asks_no_more(
     assert {"precision@10", "kmeans_nmi", "precision_bytes_16", "kept_precision", "class_consistency"} <= found.keys()
     none = "the train data have no labels"
     assert {k for k, why in found["skipped"].items() if why == none} == {"probes", "ood", *measures.HEAVY}
+    none = "the training data have no labels"
+    names = ("activation_fall", "latent_calibration_error", "kept_probe")
+    assert [found["no_value"][name] for name in names] == [none] * 3
     assert found["linear_probe"] is None and found["active_least"] <= found["active_per_sample_median"] <= 16
     assert found["active_under_20"] == 1  # there are 16 features
 

@@ -50,7 +50,8 @@ def test_sepin_entries_match_dropping_one_feature_after_the_other() -> None:
     assert found["sepin@all"]["value"] == pytest.approx(np.mean(drop), abs=1e-9)
     np.testing.assert_allclose(found["sepin@all"]["each"], drop, rtol=1e-5, atol=1e-12)
     assert found["sepin@100"]["value"] is None and found["sepin@100"]["why"] == "there are 11 features"
-    assert "sepin_training@1" not in found
+    training = [e for name, e in found.items() if name.startswith("sepin_training@")]
+    assert {(e["value"], e["why"]) for e in training} == {(None, "the loss of this run has no temperature")}
     whole = [info_nce(np.delete(a, i, 1) / norm(np.delete(a, i, 1)), np.delete(b, i, 1) / norm(np.delete(b, i, 1)))
              - info_nce(a, b) for i in range(11)]  # fmt: skip
     np.testing.assert_allclose(found["sepin_renormalised@all"]["each"], whole, rtol=1e-5, atol=1e-12)
@@ -59,6 +60,14 @@ def test_sepin_entries_match_dropping_one_feature_after_the_other() -> None:
     cold = measures.metrics.sepin(f, g, temperature=0.2)
     assert few["sepin_training@1"]["value"] == cold.max() and few["sepin_training@1"]["temperature"] == 0.2
     assert found["sepin@1"] | {"images": 15, "views": "gentle", "seed": 7, "temperature": 1.0} == found["sepin@1"]
+    for name, images, temperature, rows in (
+        ("sepin@1", 15, 1, "not again"),
+        ("sepin_training@1", 15, 0.2, "not again"),
+        ("sepin_renormalised@1", 5, 1, "and again"),
+    ):
+        said = few[name]["definition"]
+        assert f"two views of {images} test images" in said and f"at temperature {temperature};" in said
+        assert f"unit length, {rows} after a feature is dropped" in said and "all other images of the second" in said
 
 
 def test_retrieval_entries_match_scikit_learn_and_leave_out_a_class_of_one() -> None:
@@ -79,7 +88,10 @@ def test_retrieval_entries_match_scikit_learn_and_leave_out_a_class_of_one() -> 
         assert got == pytest.approx(part, abs=1e-6)
     pairs = [np.mean(np.delete(test.labels, i) == test.labels[i]) for i in range(1, 60)]
     assert found["precision_chance"]["value"] == pytest.approx(np.mean(pairs))
-    assert {"map@5", "map@5_hits", "map@5_relevant"} <= found.keys()
+    whole = measures.metrics.retrieval(test.z, test.labels, k=5)
+    of = {"map@5": "map_min", "map@5_hits": "map_hits", "map@5_relevant": "map_relevant"}
+    assert {name: found[name]["value"] for name in of} == {name: pytest.approx(whole[key]) for name, key in of.items()}
+    assert len({round(whole[key], 3) for key in of.values()}) == 3
 
 
 def test_retrieval_takes_no_more_neighbours_than_there_are() -> None:
@@ -97,7 +109,9 @@ def test_spectrum_entries_of_one_hot_features() -> None:
     assert found["activation_fall"]["why"] == "there are 20 features, and 2C is 40"
     coarse = measures.spectrum(Features(z.toarray(), z, y // 2, []), Features(z.toarray(), z, None, []))
     assert coarse["activation_fall"]["value"] == 0 and coarse["activation_fall"]["classes"] == 10
-    assert "activation_fall" not in measures.spectrum(*[Features(z.toarray(), z, None, [])] * 2)
+    none = measures.spectrum(*[Features(z.toarray(), z, None, [])] * 2)["activation_fall"]
+    assert none["value"] is None and none["why"] == "the training data have no labels"
+    assert none["definition"] == coarse["activation_fall"]["definition"]
 
 
 def test_identifiability_of_a_permuted_copy_is_whole_and_its_nulls_are_not() -> None:
@@ -109,6 +123,15 @@ def test_identifiability_of_a_permuted_copy_is_whole_and_its_nulls_are_not() -> 
         assert found[key]["value"] == pytest.approx(1) and found[f"{key}_share"]["value"] == 1
         assert found[f"{key}_shuffled"]["value"] < 0.9 and found[f"{key}_rotated"]["value"] < 0.9
         assert found[key]["each"][3] is None and found[key]["each"][:3] == [1, 1, 1]
+
+
+def test_monosemanticity_entries_are_of_a_centred_judge() -> None:
+    test = fake(d=8)
+    judge = np.abs(test.h)  # in one corner, like the outputs of a ReLU
+    found, want = measures.monosemanticity(test.z, judge, name="j"), measures.metrics.monosemanticity
+    centred, raw = (want(test.z, judge, centred=yes) for yes in (True, False))
+    assert found["monosemanticity"]["value"] == centred.mean != pytest.approx(raw.mean, abs=0.1)
+    assert found["monosemanticity_baseline"]["value"] == centred.baseline != pytest.approx(raw.baseline, abs=0.1)
 
 
 def test_factor_entries_name_the_constant_factors() -> None:
@@ -144,6 +167,12 @@ def test_dead_features_have_defined_entries() -> None:
     found = measures.retrieval(dead, dead, k=2) | measures.clusters(dead)
     assert {e["value"] for name, e in found.items() if name != "precision_chance"} == {None}  # whatever the order
     assert found["kmeans_nmi"]["why"] == "every feature is zero on every test sample"
+
+
+def test_selection_without_training_labels_says_why_there_is_no_probe() -> None:
+    found = measures.selected(fake(d=8, seed=1, labelled=False), fake(d=8, seed=2), k=5)
+    assert found["kept_probe"]["value"] is None and found["kept_probe"]["why"] == "the training data have no labels"
+    assert found["kept_precision"]["value"] > 0
 
 
 @pytest.mark.parametrize("signed", [False, True])

@@ -48,6 +48,19 @@ def test_a_known_world_is_read_back_from_its_features() -> None:
     assert not any("heuristic" in e["definition"] for e in found.values())
 
 
+def test_the_label_probability_is_the_sum_that_its_definition_says() -> None:
+    rng = np.random.default_rng(0)
+    z, y = rng.exponential(size=(80, 6)) * (rng.random((80, 6)) < 0.6), rng.integers(0, 3, 80)
+    data = Features(z, sparse.csr_array(z), y, [])
+    owner = [max(range(3), key=lambda label, c=c: z[y == label, c].sum()) for c in range(6)]
+    posterior = z * z.mean(axis=0)
+    label = np.stack([posterior[:, [c for c in range(6) if owner[c] == of]].sum(axis=1) for of in range(3)], axis=1)
+    label = np.where(label.any(axis=1, keepdims=True), label, 1)
+    found = measures.probabilities(data, data, scaled=True)["latent_calibration_error"]
+    assert found["confidence"] == pytest.approx((label.max(axis=1) / label.sum(axis=1)).mean())
+    assert "over the features whose most frequent label on training samples" in found["definition"]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_random_world_is_read_back_from_a_sample(seed: int) -> None:
     world, rng = theory.random_world(seed=seed, labels=3), np.random.default_rng(seed)
@@ -141,7 +154,9 @@ def test_dead_features_have_probability_zero_and_images_without_features_no_opin
     found = measures.probabilities(nothing, nothing, scaled=True)
     assert found["latent_total"]["value"] == 0 and found["latent_classes"]["value"] is None
     unlabelled = Features(data.h, data.z, None, data.ids)
-    assert "latent_calibration_error" not in measures.probabilities(unlabelled, unlabelled, scaled=True)
+    for train, test, without in ((unlabelled, unlabelled, "training"), (data, unlabelled, "test")):
+        none = measures.probabilities(train, test, scaled=True)["latent_calibration_error"]
+        assert none["value"] is None and none["why"] == f"the {without} data have no labels"
 
 
 # Clusters
@@ -200,9 +215,12 @@ def test_the_largest_feature_of_ties_zeros_and_negatives() -> None:
 def test_degenerate_clusters_are_defined_or_refused() -> None:
     y = np.array([0, 0, 1, 1])
     same = Features(np.ones((4, 1)), sparse.csr_array(np.ones((4, 2))), y, [])
-    found = measures.clusters(same)  # too few samples for eigenvectors, and one different row
-    assert "spectral_nmi" not in found and found["argmax_nmi"]["value"] == 0
-    assert found["kmeans_purity"]["value"] == 0.5
+    found = measures.clusters(same)  # too few samples for a cluster a class, and one different row
+    assert found["argmax_nmi"]["value"] == 0 and found["kmeans_many_purity"]["value"] == 0.5
+    for name in ("kmeans_nmi", "kmeans_purity", "kmeans_accuracy", "spectral_nmi"):
+        assert found[name]["value"] is None and found[name]["clusters"] == 2
+        assert found[name]["why"] == "2 classes of 4 test samples leave a cluster too few"
+    assert all(("why" in e) == (e["value"] is None) for e in found.values())
     with pytest.raises(BadInput, match="a single class"):
         measures.clusters(Features(same.h, same.z, np.zeros(4, int), []))
     with pytest.raises(BadInput, match="5 clusters of 4 samples"):

@@ -210,7 +210,7 @@ def _temperature(run: Training) -> float | None:
     loss = getattr(run, "loss", None)
     knobs = inspect.signature(loss).parameters if loss else {}
     found = knobs["temperature"].default if "temperature" in knobs else None
-    return found if isinstance(found, float) else None
+    return float(found) if isinstance(found, int | float) else None
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ LIGHT = (
 )
 HEAVY = ("probe", "tune", "corruptions")
 ALL_ZERO = "every feature is zero on every {} sample"
+NO_LABELS = "the {} data have no labels"
 NO_LIVE = "no feature is live on the test samples"
 SEPIN_AT = (1, 10, 100)
 BYTES = (2, 4, 8, 16, 32, 64, 128)  # per vector
@@ -103,7 +104,7 @@ def classified(test: Features, logits: np.ndarray, dead: np.ndarray) -> dict[str
         "test_accuracy": entry(
             right,
             "share of test samples whose largest logit is that of their class: the classifier itself, not a probe",
-            why="the test data have no labels",
+            why=NO_LABELS.format("test"),
         ),
         "dead_weights": entry(float(dead.mean()), "share of the C x D class weights that no gradient reaches any more"),
     }
@@ -112,7 +113,7 @@ def classified(test: Features, logits: np.ndarray, dead: np.ndarray) -> dict[str
 def why_no_probe(labels: np.ndarray | None) -> str:
     """Why no probe can learn from these labels, or nothing: it takes two classes, and two samples of one of them."""
     if labels is None:
-        return "the training data have no labels"
+        return NO_LABELS.format("training")
     _, counts = np.unique(labels, return_counts=True)
     if len(counts) < 2:
         return "the training data have a single class"
@@ -124,17 +125,16 @@ def sepin(
 ) -> dict[str, Entry]:
     """SEPIN@1, @10, @100 and all, of the features f and g (N x D) of two views of the same images.
 
-    `views` and `seed` say how these were made. Beside it, at the temperature of training where there is one, and with
-    rows of length 1 again after a feature is dropped, which is slow and taken on `few` of the images. What asks for
-    more features than there are has no value.
+    `views` and `seed` say how these were made. Beside it, at the temperature of training, and with rows of length 1
+    again after a feature is dropped, which is slow and taken on `few` of the images. What asks for more features than
+    there are has no value, nor has what asks for the temperature of a loss without one.
     """
     some = np.sort(np.random.default_rng(seed).permutation(f.shape[0])[:few])
-    again = "unit length, and again after a feature is dropped"
     made = {"views": views, "seed": seed}
     return {
         **_sepin("sepin", f, g, temperature=1.0, **made),
-        **(_sepin("sepin_training", f, g, temperature=temperature, **made) if temperature else {}),
-        **_sepin("sepin_renormalised", f[some], g[some], temperature=1.0, renormalise=True, rows=again, **made),
+        **_sepin("sepin_training", f, g, temperature=temperature, **made),
+        **_sepin("sepin_renormalised", f[some], g[some], temperature=1.0, renormalise=True, **made),
     }
 
 
@@ -143,26 +143,31 @@ def _sepin(
     f: Any,
     g: Any,
     *,
-    temperature: float,
+    temperature: float | None,
     renormalise: bool = False,
-    rows: str = "unit length, not again after a feature is dropped",
     **made: Any,
 ) -> dict[str, Entry]:
-    values = metrics.sepin(f, g, temperature=temperature, weights="mean", renormalise=renormalise)
-    how = {"images": f.shape[0], **made, "temperature": temperature, "weights": "mean", "rows": rows}
-    loss = "rise of the contrastive loss between two views of the test images when the feature is dropped, in nats"
-    found = {
-        f"{name}@{k}": entry(
-            metrics.sepin_at(values, k) if k <= len(values) else math.nan,
-            f"mean of the {k} largest of: {loss}",
-            why=f"there are {len(values)} features",
-            k=k,
-            **how,
-        )
-        for k in SEPIN_AT
+    images, width = f.shape
+    rows = f"unit length, {'and' if renormalise else 'not'} again after a feature is dropped"
+    how = {"images": images, **made, "weights": "mean", "rows": rows}
+    at = "the temperature of training"
+    values, why = np.zeros(0), "the loss of this run has no temperature"
+    if temperature is not None:
+        values = metrics.sepin(f, g, temperature=temperature, weights="mean", renormalise=renormalise)
+        at, why, how["temperature"] = f"temperature {temperature:g}", f"there are {width} features", temperature
+    loss = (
+        f"rise of the contrastive loss between two views of {images} test images when the feature is dropped, in nats; "
+        f"at {at}; negatives: all other images of the second view; rows: {rows}"
+    )
+
+    def mean(most: int, which: str, **more: Any) -> Entry:
+        value = metrics.sepin_at(values, most) if most <= len(values) else math.nan
+        return entry(value, f"mean {which} of: {loss}", why=why, **more, **how)
+
+    return {
+        **{f"{name}@{k}": mean(k, f"of the {k} largest", k=k) for k in SEPIN_AT},
+        f"{name}@all": mean(width, "over all features") | {"each": _numbers(values)},
     }
-    all_of_them = entry(metrics.sepin_at(values, len(values)), f"mean over all features of: {loss}", **how)
-    return found | {f"{name}@all": all_of_them | {"each": _numbers(values)}}
 
 
 def retrieval(
@@ -273,6 +278,7 @@ def _kept(
     width, relu = z.shape[1], not (z.data < 0).any()
     own = {"activation": ("activation", relu, relu), "random": ("random", False, relu)}
     sizes = sorted({max(1, round(share * width)) for share in KEPT})
+    no_probe = why_no_probe(y)
     accuracy: dict[tuple[bool, tuple[int, ...]], float] = {}  # all features are the same whatever their order
     rows = []
     for by, in_ranking, in_features in own.values() if relu else selection.WAYS:
@@ -281,7 +287,7 @@ def _kept(
         near = metrics.retrieval_by_prefix(there, test.labels, order, sizes, k=k, queries=asked, device=device)
         for size, retrieved in zip(sizes, near, strict=True):
             chosen = tuple(sorted(order[:size].tolist()))
-            if y is not None and not why_no_probe(y) and (in_features, chosen) not in accuracy:
+            if y is not None and not no_probe and (in_features, chosen) not in accuracy:
                 kept = (selection.keep_features(x, np.array(chosen)) for x in (here, there))
                 probe = probes.linear_probe(next(kept), y, next(kept), test.labels, seed=seed, device=device)
                 accuracy[in_features, chosen] = probe.accuracy
@@ -305,10 +311,16 @@ def _kept(
         "probe": f"test accuracy of logistic regression on {said}, {len(learned)} of which it learns from",
     }
     return {
-        f"kept_{key}": entry(shown["activation"][key], text, kept=quarter, random=shown["random"][key], **how)
+        f"kept_{key}": entry(
+            math.nan if (value := shown["activation"][key]) is None else value,
+            text,
+            why=no_probe,
+            kept=quarter,
+            random=shown["random"][key],
+            **how,
+        )
         | {"each": [{n: v for n, v in row.items() if n not in texts or n == key} for row in rows]}
         for key, text in texts.items()
-        if shown["activation"][key] is not None
     }
 
 
@@ -336,17 +348,21 @@ def spectrum(train: Features, test: Features) -> dict[str, Entry]:
         )
         | {"each": _numbers(_shares(used))},
     }
-    if train.labels is not None:
-        classes = len(np.unique(train.labels))
-        found["activation_fall"] = entry(
-            metrics.fall_after(used, classes),
-            "1 - EA_2C / EA_C, EA_i the i-th largest expected activation (training samples), C the number of classes: "
-            "0 where features are used alike, 1 where C of them are used and no more",
-            why=f"there are {len(used)} features, and 2C is {2 * classes}"
-            if len(used) < 2 * classes
-            else f"fewer than C = {classes} features are used at all",
-            classes=classes,
-        )
+    fall = (
+        "1 - EA_2C / EA_C, EA_i the i-th largest expected activation (training samples), C the number of classes: "
+        "0 where features are used alike, 1 where C of them are used and no more"
+    )
+    if train.labels is None:
+        return found | {"activation_fall": entry(math.nan, fall, why=NO_LABELS.format("training"))}
+    classes = len(np.unique(train.labels))
+    found["activation_fall"] = entry(
+        metrics.fall_after(used, classes),
+        fall,
+        why=f"there are {len(used)} features, and 2C is {2 * classes}"
+        if len(used) < 2 * classes
+        else f"fewer than C = {classes} features are used at all",
+        classes=classes,
+    )
     return found
 
 
@@ -395,12 +411,21 @@ def probabilities(train: Features, test: Features, *, scaled: bool, bins: int = 
             **how,
         ),
     }
-    if train.labels is not None and test.labels is not None:
-        found["latent_calibration_error"] = _calibrated(a, train.labels, b, test.labels, said=said, bins=bins, **how)
-    return found
+    return found | {
+        "latent_calibration_error": _calibrated(a, train.labels, b, test.labels, said=said, bins=bins, **how)
+    }
 
 
-def _calibrated(a: Any, y: np.ndarray, b: Any, answer: np.ndarray, *, said: str, bins: int, **how: Any) -> Entry:
+def _calibrated(
+    a: Any, y: np.ndarray | None, b: Any, answer: np.ndarray | None, *, said: str, bins: int, **how: Any
+) -> Entry:
+    text = (
+        f"{said}|accuracy - confidence|, mean over test samples in equal bins of confidence, the largest of P(y|x) = "
+        "sum of P(c|x) over the features whose most frequent label on training samples, by activation, is y; scaled to "
+        "sum to 1 over labels"
+    )
+    if y is None or answer is None:
+        return entry(math.nan, text, why=NO_LABELS.format("training" if y is None else "test"), **how)
     classes = 1 + int(max(y.max(), answer.max()))
     whole = np.asarray(b @ metrics.one_class_head(metrics.counted_head(a, y, classes)))
     total = whole.sum(axis=1, keepdims=True)
@@ -409,8 +434,7 @@ def _calibrated(a: Any, y: np.ndarray, b: Any, answer: np.ndarray, *, said: str,
     each = {"confidence": found.confidence, "accuracy": found.accuracy, "share": found.share}
     return entry(
         found.error,
-        said + "|accuracy - confidence|, mean over test samples in equal bins of confidence, the largest of P(y|x) = "
-        "sum of P(c|x) P(y|c), scaled to sum to 1 over labels; P(y|c) is counted on training samples",
+        text,
         accuracy=float((shares.argmax(axis=1) == answer).mean()),
         confidence=float(shares.max(axis=1).mean()),
         unscaled=metrics.calibration(whole, answer, bins=bins).error,
@@ -434,25 +458,32 @@ def clusters(test: Features, *, most: int = 10_000, seed: int = 0) -> dict[str, 
         raise BadInput("the test data have a single class: no clusters are to be told apart")
     largest = metrics.by_largest(z)
     kinds = len(np.unique(largest))
+    enough = 2 * classes < len(labels)  # else a cluster is about a sample, and there are too few eigenvectors
     ways = {
         "argmax": ("the largest feature as the cluster", largest),
         "kmeans": (
             f"k-means of unit rows, {classes} clusters as there are classes",
-            metrics.k_means(z, classes, seed=seed),
+            metrics.k_means(z, classes, seed=seed) if enough else None,
         ),
         "kmeans_many": (
             f"k-means of unit rows, {kinds} clusters as there are largest features",
             metrics.k_means(z, kinds, seed=seed),
         ),
+        "spectral": (
+            f"spectral clustering of 10 nearest by cosine, {classes} clusters",
+            metrics.spectral_clustering(z, classes, seed=seed) if enough else None,
+        ),
     }
-    if 2 * classes < len(labels):  # fewer samples have not that many eigenvectors
-        by_graph = metrics.spectral_clustering(z, classes, seed=seed)
-        ways["spectral"] = (f"spectral clustering of 10 nearest by cosine, {classes} clusters", by_graph)
     found = {}
-    known = math.nan if _all_zero(z) else 1.0  # where all samples are alike there are no clusters
+    zero = _all_zero(z)
+    known = math.nan if zero else 1.0  # where all samples are alike there are no clusters
+    why = (
+        ALL_ZERO.format("test") if zero else f"{classes} classes of {len(labels)} test samples leave a cluster too few"
+    )
+    unknown = metrics.Agreement(classes, math.nan, math.nan, math.nan)
     for name, (text, cluster) in ways.items():
-        agrees = metrics.agreement(cluster, labels)
-        how = {"clusters": agrees.clusters, "samples": len(labels), "seed": seed, "why": ALL_ZERO.format("test")}
+        agrees = unknown if cluster is None else metrics.agreement(cluster, labels)
+        how: dict[str, Any] = {"clusters": agrees.clusters, "samples": len(labels), "seed": seed, "why": why}
         found |= {
             f"{name}_nmi": entry(
                 known * agrees.nmi, f"normalised mutual information of class and cluster: {text}", **how
