@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -136,15 +137,19 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
         for split in data:
             job.short(split)
     measured: dict[str, Entry] = {}
+    failed: dict[str, str] = {}
     for stage in (job.light, job.heavy):
-        for found, failed in stage([group for group in groups if group not in skipped]):
-            if failed and asked.only:
-                raise BadInput(f"{failed[0]} cannot be measured: {failed[1]}")
-            skipped |= dict([failed] if failed else [])
+        for found, failure in stage([group for group in groups if group not in skipped]):
+            failed |= dict([failure] if failure else [])
             measured |= found
-            add_entries(folder, found)
+            if found:  # as soon as it is: an interruption loses one group
+                add_entries(folder, found)
     with files.locked(folder):
-        return Evaluated(measured, skipped, _write_plots(folder, _entries(path), made["test"].z))
+        drawn = _write_plots(folder, _entries(path) if path.exists() else {}, made["test"].z)
+    if asked.only and failed:
+        told = "; ".join(f"{group} cannot be measured: {why}" for group, why in failed.items())
+        raise BadInput(told + (f" (the other groups are in {path})" if measured else ""))
+    return Evaluated(measured, skipped | failed, drawn)
 
 
 def _tell_other_images(folder: Path, run: Training, train: Dataset) -> None:
@@ -260,18 +265,19 @@ class _Job:
         if "factors" in groups:
             table = factors_of(test.ids)
             todo.append(("factors", COST["factors"], lambda: measures.factors(test.z, table, names=list(FACTORS))))
-        measured: dict[str, Entry] = {}
         if not todo:
             return
         with progress.bar("measuring", sum(cost for _, cost, _ in todo)) as advance:
-            for group, cost, take in todo:
-                advance(0, note=group)
-                found, failed = _attempt(group, take)
-                measured |= found
-                if failed:
-                    yield {}, failed
-                advance(cost)
-        yield measured, None
+            for group, steps in itertools.groupby(todo, key=lambda step: step[0]):
+                measured: dict[str, Entry] = {}
+                for _, cost, take in steps:
+                    advance(0, note=group)
+                    found, failed = _attempt(group, take)
+                    measured |= found
+                    if failed:
+                        yield {}, failed
+                    advance(cost)
+                yield measured, None
 
     def classified(self) -> dict[str, Entry]:
         """What the run's own classifier says of the test features."""
