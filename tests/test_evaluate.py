@@ -450,10 +450,35 @@ def test_all_dead_features_are_defined_or_one_sentence(copied: Path, capsys: pyt
     assert found["no_value"]["precision@10"] == found["no_value"]["spectral_nmi"]
     assert found["no_value"]["precision@10"] == "every feature is zero on every test sample"
     assert found["skipped"]["selection"] == found["no_value"]["precision@10"]
-    assert "no feature of run 0" in found["skipped"]["identifiability"]
+    assert "no feature of the run measured is live" in found["skipped"]["identifiability"]
     strict_json(copied / "a" / "metrics.json")
     code, _, err = evaluated(capsys, copied / "a", "--only", "identifiability", "--against", copied / "b")
-    assert code == 1 and "identifiability cannot be measured: no feature of run 0" in err
+    assert code == 1 and "identifiability cannot be measured: no feature of the run measured is live" in err
+    code, _, err = evaluated(capsys, copied / "b", "--only", "identifiability", "--against", copied / "a")
+    assert code == 1 and f"no feature of {copied / 'a'} is live" in err
+    assert not (copied / "b" / "metrics.json").exists()  # nothing was measured
+
+
+def test_what_was_measured_is_kept_when_a_later_group_fails_or_is_interrupted(
+    copied: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise BadInput("no query has another sample of its class")
+
+    monkeypatch.setattr(measures, "retrieval", fails)
+    code, _, err = evaluated(capsys, copied / "b", "--only", "sepin,retrieval,spectrum")
+    assert code == 1 and "retrieval cannot be measured: no query has another sample of its class" in err
+    assert f"the other groups are in {copied / 'b' / 'metrics.json'}" in err
+    assert {"sepin@1", "eigenvalues_top"} <= strict_json(copied / "b" / "metrics.json").keys()
+    assert {path.stem for path in (copied / "b" / "plots").iterdir()} == {"sepin", "spectra"}
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measures, "spectrum", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.evaluate(copied / "b", asked=Asked(only=("basic", "clusters", "sepin", "spectrum")))
+    assert "sparsity" in strict_json(copied / "b" / "metrics.json")
 
 
 def test_nan_in_features_is_one_sentence(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,6 +123,16 @@ def test_correlation_keeps_its_digits_far_from_zero() -> None:
     np.testing.assert_allclose(found.a.similarity, 1, atol=1e-9)
 
 
+@pytest.mark.parametrize("share", [0.0, 1.1], ids=["dense product", "sparse product"])
+def test_correlation_of_features_that_hardly_vary_keeps_its_digits(monkeypatch: pytest.MonkeyPatch, share) -> None:
+    monkeypatch.setattr(identifiability, "SPARSE", share)
+    rng = np.random.default_rng(0)
+    a, b = (np.float32(1 + 3e-7 * rng.normal(size=(400, 1))) for _ in range(2))
+    found = match_features(a, b, similarity="correlation")
+    want = slow_similarity(a.ravel().astype(np.float64), b.ravel().astype(np.float64), "correlation")
+    assert found.mean == pytest.approx(want, abs=1e-6)
+
+
 @pytest.mark.parametrize("scale", [1e-3, 1e200])
 def test_scale_does_not_matter(scale: float) -> None:
     a, b = codes(seed=1), codes(seed=2)
@@ -288,6 +298,11 @@ def test_bad_input_is_one_sentence(change: dict, message: str) -> None:
     runs = [asked.pop("z_a"), asked.pop("z_b")]
     with pytest.raises(BadInput, match=message):
         stability(runs, **asked)
+
+
+def test_a_run_without_features_is_called_by_its_name() -> None:
+    with pytest.raises(BadInput, match="no feature of runs/b is live: there is nothing to match"):
+        stability([codes(), np.zeros((60, 4))], names=["runs/a", "runs/b"])
 
 
 def test_bad_runs_and_draws_are_one_sentence() -> None:

@@ -527,12 +527,13 @@ def monosemanticity(z: Any, judge: np.ndarray, *, name: str, eps: float = 1e-5) 
 def identifiability(zs: Sequence[Any], *, names: Sequence[str], eps: float = 1e-5, seed: int = 0) -> dict[str, Entry]:
     """Whether runs find the same features: zs are features of the same images, those of the run measured first.
 
-    Beside each mean stand what shuffled images and what rotated features score.
+    `names` are those of the others. Beside each mean stand what shuffled images and what rotated features score.
     """
     found: dict[str, Entry] = {}
+    called = ["the run measured", *names]
     for similarity in get_args(Similarity):
         what = f"|{similarity}|"
-        stable = metrics.stability(zs, similarity=similarity, threshold=0.5, eps=eps, seed=seed)
+        stable = metrics.stability(zs, similarity=similarity, threshold=0.5, eps=eps, seed=seed, names=called)
         how = {"runs": list(names), "threshold": eps, "seed": seed}
         key = f"identifiability_{similarity}"
         mean = f"{what} of matched features (one to one, live ones only), mean over features and pairs of runs"

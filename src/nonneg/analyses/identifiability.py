@@ -23,7 +23,7 @@ def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
     zs = [subject.features("test").z for subject in subjects]
     out: dict[str, Any] = {"signed": any(bool((z.data < 0).any()) for z in zs)}
     for similarity in ("cosine", "correlation"):
-        found = metrics.stability(zs, similarity=similarity)
+        found = metrics.stability(zs, similarity=similarity, names=[subject.name for subject in subjects])
         out |= {
             similarity: found.mean,
             f"{similarity}_std": found.std,
