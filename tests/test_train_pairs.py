@@ -484,5 +484,5 @@ def test_the_experiment_trains_measures_and_draws(tmp_path: Path) -> None:
     reproduce.reproduce("multimodal", only=["digits-ncl"], seeds=1, change=short, **where)  # pyright: ignore
     drawn = (page / "report-digits.html").stat().st_mtime_ns, picture.stat().st_mtime_ns
     again = reproduce.reproduce("multimodal", only=["digits-ncl"], seeds=1, change=short, **where)  # pyright: ignore
-    assert again == rows and len((tmp_path / "results" / "multimodal.jsonl").read_text().splitlines()) == 2
+    assert again == rows and len((tmp_path / "results" / "multimodal.jsonl").read_text().splitlines()) == 3
     assert drawn == ((page / "report-digits.html").stat().st_mtime_ns, picture.stat().st_mtime_ns)

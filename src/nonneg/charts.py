@@ -3,6 +3,7 @@
 Nothing is computed here. The plots of one run are in plots.py.
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -329,12 +330,14 @@ def practice(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
 
 def ways(runs: Mapping[str, Mapping[str, Any]], texts: Mapping[str, str]) -> bytes:
     """Accuracy of one encoder probed in several ways, a group of bars for each run."""
-    figure, ((axes,),) = _panels(1, width=180 + 170 * len(runs), height=300)
+    figure, ((axes,),) = _panels(1, width=640, height=90 + 75 * len(runs))
     for i, ((key, text), colour) in enumerate(zip(texts.items(), (NCL, CL, MUTED), strict=True)):
         place = np.arange(len(runs)) + 0.27 * (i - 1)
-        bars = axes.bar(place, [100 * found[key] for found in runs.values()], width=0.25, color=colour, label=text)
-        axes.bar_label(bars, fmt="%.1f", fontsize=7, color=INK)
-    axes.set_xticks(range(len(runs)), list(runs), fontsize=7.5)
-    axes.set_ylabel("test accuracy, %")
-    axes.legend(fontsize=7, frameon=False, labelcolor=INK, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
+        bars = axes.barh(place, [100 * found[key] for found in runs.values()], height=0.25, color=colour, label=text)
+        axes.bar_label(bars, fmt=" %.1f", fontsize=7, color=INK)
+    axes.set_yticks(range(len(runs)), [textwrap.fill(name, 28) for name in runs], fontsize=7)
+    axes.invert_yaxis()
+    axes.margins(x=0.08)
+    axes.set_xlabel("test accuracy of logistic regression on h, %")
+    axes.legend(fontsize=7, frameon=False, labelcolor=INK, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     return png_bytes(figure)

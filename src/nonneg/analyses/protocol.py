@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonneg import charts, features, probes
+from nonneg import charts, experiments, features, probes
 from nonneg.analyses import Analysis, Line, Subject
 from nonneg.data import Dataset
 from nonneg.encoder import Encoder
+from nonneg.experiments import method_of
 
 CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261))  # mean and deviation, as the authors' probes have them
 BATCH = 256
@@ -35,10 +36,14 @@ def otherwise_normalised(encoder: Encoder, mean: Sequence[float], deviation: Seq
 
 @torch.inference_mode()
 def in_training_mode(encoder: Encoder, data: Dataset, device: torch.device) -> Tensor:
-    """h of every image, each batch of `BATCH` normalised by its own statistics; the encoder given is left as it was."""
+    """h of every image, each batch of `BATCH` normalised by its own statistics; the encoder given is left as it was.
+
+    Batches are drawn at random: files may be sorted by class, and statistics of one class would take the class away.
+    """
     other = copy.deepcopy(encoder).to(device).train()
-    batches = (data.images[torch.arange(i, min(i + BATCH, len(data)))] for i in range(0, len(data), BATCH))
-    return torch.cat([other.features(x.to(device).float() / 255).cpu() for x in batches])
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
+    h = torch.cat([other.features(data.images[part].to(device).float() / 255).cpu() for part in order.split(BATCH)])
+    return h[order.argsort()]
 
 
 def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
@@ -59,7 +64,10 @@ def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 def draw(lines: Mapping[str, Line]) -> bytes | None:
     """The accuracy of each way, a group of bars for each run."""
-    return charts.ways({name: line["measures"] for name, line in lines.items()}, WAYS) if lines else None
+    called = {f"{of}-{method}": text for of in ANALYSIS.of for method, text in experiments.find(of).methods.items()}
+    shown = {f"{called[method_of(name)]}, {charts.NAMES.get(name.partition('-')[0], 'CIFAR-100')}": line["measures"]
+             for name, line in lines.items()}  # fmt: skip
+    return charts.ways(shown, WAYS) if lines else None
 
 
 ANALYSIS = Analysis(
