@@ -363,6 +363,7 @@ def test_explained_votes_are_the_models(trained: Path, digits: tuple[Dataset, Da
         assert e.logit == pytest.approx(logits[order[0]], rel=1e-5)
         assert sum(e.votes) + e.rest == pytest.approx(e.logit, rel=1e-5) and min(e.votes) >= 0
         assert sum(e.against) + e.rest_against == pytest.approx(e.runner_up_logit, rel=1e-5)
+        assert e.runner_up_logit == pytest.approx(logits[order[1]], rel=1e-5)
         assert e.votes == sorted(e.votes, reverse=True) and len(e.features) == 4
         top = e.features[0]
         assert e.votes[0] == pytest.approx(float(z[top]) * float(model.head.weight[order[0], top].detach()), rel=1e-5)
@@ -382,6 +383,40 @@ def test_a_few_telling_images_are_chosen_mistakes_first(trained: Path) -> None:
     )
     mistakes = [e.probability for e in found if e.truth != e.said]
     assert mistakes == sorted(mistakes, reverse=True) and len(mistakes) == 3
+
+
+def shaded(path: Path, classes: list[str]) -> Path:
+    """Ninety images of three shades, labelled by the shade's place among these classes; the last few are snow."""
+    shade, rng = np.array([20, 120, 220]).repeat(30), np.random.default_rng(0)
+    names = [*["black"] * 30, *["grey"] * 30, *["white"] * 25, *["snow" if "snow" in classes else "white"] * 5]
+    images = (shade[:, None, None] + rng.integers(-15, 15, (90, 16, 16))).astype(np.uint8)
+    np.savez(path, images=images, labels=[classes.index(name) for name in names], classes=classes)
+    return path
+
+
+def test_classes_are_told_by_their_names_in_whatever_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = shaded(tmp_path / "own.npz", ["black", "grey", "white"])
+    run = replace(CLASSIFIERS["arrays"], data_root=own, backbone=TINY.backbone, augment=augment.none, lr=0.04, epochs=8,
+                  batch_size=16, device="cpu")  # fmt: skip
+    folder = tmp_path / "run"
+    train_classifier(run, folder)
+    accuracy = json.loads(tell(capsys, "evaluate", folder, "--json")[1])["test_accuracy"]
+    assert accuracy > 0.6
+    turned = shaded(tmp_path / "turned.npz", ["white", "black", "grey"])
+    assert json.loads(tell(capsys, "evaluate", folder, "--data-root", turned, "--json")[1])["test_accuracy"] == accuracy
+    for chosen in ((), (0, 8, 15)):
+        ours, theirs = (explain.explain_run(folder, indices=chosen, data_root=place)[0] for place in (own, turned))
+        assert [(e.name, e.truth) for e in ours] == [(e.name, e.truth) for e in theirs]
+    four = shaded(tmp_path / "four.npz", ["black", "grey", "snow", "white"])
+    both = "class names do not match: only in the data: snow; only in the run: none; rename them"
+    found = json.loads(tell(capsys, "evaluate", folder, "--data-root", four, "--json")[1])
+    assert found["test_accuracy"] is None and both in found["no_value"]["test_accuracy"] and found["knn"] > 0
+    code, _, err = tell(capsys, "explain", folder, "--data-root", four)
+    assert code == 1 and both in err
+    nameless = Dataset("x", torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 3, 1]), None, [*"abcd"])
+    assert nameless.numbers_among([*"pqrs"], "x").tolist() == [0, 1, 2, 3]  # by number, where there is no name
+    with pytest.raises(BadInput, match="only in x: 2, 3; only in the run: none"):
+        nameless.numbers_among([*"pq"], "x")
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

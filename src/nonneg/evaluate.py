@@ -280,11 +280,16 @@ class _Job:
                 yield measured, None
 
     def classified(self) -> dict[str, Entry]:
-        """What the run's own classifier says of the test features."""
-        head, test = classifier.load(self.folder).head, self.made["test"]
+        """What the run's own classifier says of the test features, whose classes are told by their names."""
+        model, test, why = classifier.load(self.folder), self.made["test"], "the test data have no labels"
+        try:
+            number = self.data["test"].numbers_among(model.classes, "the data")
+            labels = None if test.labels is None else number[test.labels].numpy()
+        except BadInput as error:
+            labels, why = None, str(error)
         with torch.inference_mode():
-            logits = head(torch.from_numpy(test.z.toarray()))
-        return measures.classified(test, logits.numpy(), head.dead().numpy())
+            logits = model.head(torch.from_numpy(test.z.toarray()))
+        return measures.classified(labels, logits.numpy(), model.head.dead().numpy(), why=why)
 
     def heavy(self, groups: list[str]) -> Iterator[tuple[dict[str, Entry], tuple[str, str] | None]]:
         """The groups that look at images, each with a bar of its own."""

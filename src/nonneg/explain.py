@@ -97,12 +97,14 @@ def explain_run(
         images, labels = _read(pictures, test.image_size, test.channels), None
         ids = [str(path) for path in pictures]
     else:
-        chosen = _checked(indices, len(test)) if indices else _telling(model, made)
+        number = test.numbers_among(model.classes, "the data")
+        chosen = _checked(indices, len(test)) if indices else _telling(model, made, number)
         if not indices:  # those are rows of the features, which images that cannot be read have none of
             place = {name: i for i, name in enumerate(test.ids)}
             chosen = [place[made.ids[row]] for row in chosen]
         some = test.subset(chosen)
-        images, labels, ids = some.images[:], some.labels, [f"{i} ({test.ids[i]})" for i in chosen]
+        images, ids = some.images[:], [f"{i} ({test.ids[i]})" for i in chosen]
+        labels = None if some.labels is None else number[some.labels]
     found = explain(model, images, labels, ids, k)
     return found, draw(found, images, _column(test, made))
 
@@ -129,23 +131,24 @@ def _checked(indices: Sequence[int], n: int) -> list[int]:
 
 
 @torch.inference_mode()
-def _telling(model: Classifier, made: Features) -> list[int]:
+def _telling(model: Classifier, made: Features, number: Tensor) -> list[int]:
     """The surest mistakes among the test images, then the surest right answer of some classes; or the first images."""
     if made.labels is None:
         return list(range(min(MISTAKES + RIGHT, len(made.ids))))
+    labels = number[made.labels].numpy()
     sure = np.zeros(len(made.ids))
     right = np.zeros(len(made.ids), dtype=bool)
     for start in range(0, len(made.ids), BATCH):
         part = slice(start, start + BATCH)
         chances = model.head(torch.from_numpy(made.z[part].toarray())).softmax(1)
         sure[part], said = (v.numpy() for v in chances.max(1))
-        right[part] = said == made.labels[part]
+        right[part] = said == labels[part]
     order = np.argsort(-sure, kind="stable")
     wrong = [int(i) for i in order if not right[i]][:MISTAKES]
     best: dict[int, int] = {}
     for i in order:
         if right[i]:
-            best.setdefault(int(made.labels[i]), int(i))
+            best.setdefault(int(labels[i]), int(i))
     return [*wrong, *list(best.values())[: MISTAKES + RIGHT - len(wrong)]]
 
 

@@ -97,14 +97,17 @@ def basic(
     return todo
 
 
-def classified(test: Features, logits: np.ndarray, dead: np.ndarray) -> dict[str, Entry]:
-    """What a classifier says by itself: its logits of the test samples (N x C), and which of its weights are dead."""
-    right = math.nan if test.labels is None else float((logits.argmax(1) == test.labels).mean())
+def classified(labels: np.ndarray | None, logits: np.ndarray, dead: np.ndarray, *, why: str) -> dict[str, Entry]:
+    """What a classifier says by itself: its logits of the test samples (N x C), and which of its weights are dead.
+
+    `why` says why there are no labels, where there are none.
+    """
+    right = math.nan if labels is None else float((logits.argmax(1) == labels).mean())
     return {
         "test_accuracy": entry(
             right,
             "share of test samples whose largest logit is that of their class: the classifier itself, not a probe",
-            why=NO_LABELS.format("test"),
+            why=why,
         ),
         "dead_weights": entry(float(dead.mean()), "share of the C x D class weights that no gradient reaches any more"),
     }

@@ -17,7 +17,7 @@ from nonneg import augment, corruptions, features, finetune, probes, progress
 from nonneg.data import Dataset, Files
 from nonneg.data.stream import in_order
 from nonneg.encoder import Encoder
-from nonneg.errors import BadInput
+from nonneg.errors import BadInput, listed
 from nonneg.features import Features
 from nonneg.measures import Entry, entry
 
@@ -150,18 +150,13 @@ def elsewhere(
     if classes is None:
         raise BadInput(f"--ood {text}: the run's classes have no names, so no folder can match them")
     loaded = [parts(split=split, root=place, image_size=image_size) for split in ("train", "test")]
-    known = {c: i for i, c in enumerate(classes)}
-    theirs = loaded[0].classes
-    if theirs is None:
-        raise BadInput(f"--ood {text}: {place} has no labels; give it one sub-folder a class ({_list(classes)})")
-    if stray := [c for c in theirs if c not in known]:
-        missing = _list([c for c in classes if c not in theirs]) or "none"
-        raise BadInput(
-            f"--ood {text}: class names do not match: only in {place}: {_list(stray)}; only in the run: {missing}; "
-            "rename the sub-folders, or take out those the run does not know"
-        )
-    number = torch.tensor([known[c] for c in theirs])
-    return Elsewhere(name, [_as_the_run(part, number, classes, channels, place) for part in loaded], len(theirs))
+    if loaded[0].classes is None:
+        raise BadInput(f"--ood {text}: {place} has no labels; give it one sub-folder a class ({listed(classes)})")
+    try:
+        number = loaded[0].numbers_among(classes, place)
+    except BadInput as error:
+        raise BadInput(f"--ood {text}: {error}") from None
+    return Elsewhere(name, [_as_the_run(part, number, classes, channels, place) for part in loaded], len(number))
 
 
 def _as_the_run(part: Dataset, number: Tensor, classes: list[str], channels: int, place: str) -> Dataset:
@@ -219,10 +214,6 @@ def probed(
         )
         for place, one in found.items()
     }
-
-
-def _list(names: list[str], most: int = 20) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _parts(names: list[str], size: int) -> list[list[str]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nonneg.data.stream import Files
-from nonneg.errors import BadInput
+from nonneg.errors import BadInput, listed
 
 SAMPLE = 2000  # images from which mean and deviation are taken
 
@@ -58,6 +58,19 @@ class Dataset:
             digest.update(b"labels")
             digest.update(self.labels.cpu().contiguous().numpy().data)
         return digest.hexdigest()[:16]
+
+    def numbers_among(self, known: Sequence[str], where: str) -> Tensor:
+        """The number that each class has in a run whose classes are `known`: by name, or its own where it has none."""
+        number = {c: i for i, c in enumerate(known)}
+        last = -1 if self.labels is None else int(self.labels.max())
+        mine = self.classes or [*known, *(str(i) for i in range(len(known), last + 1))]
+        if stray := [c for c in mine if c not in number]:
+            missing = listed([c for c in known if c not in mine]) or "none"
+            raise BadInput(
+                f"class names do not match: only in {where}: {listed(stray)}; only in the run: {missing}; rename them, "
+                "or take out those the run does not know"
+            )
+        return torch.tensor([number[c] for c in mine])
 
     def mean_and_deviation(self) -> tuple[Tensor, Tensor]:
         """Of each channel, as shares of 255, over at most SAMPLE images evenly spread."""
