@@ -281,6 +281,25 @@ def test_features_of_another_model_are_made_again_and_old_measures_go(
     assert "sparsity" in evaluate.measured_of(a)  # what compare and report need is measured when they ask
 
 
+def test_numbers_of_other_images_are_never_taken_for_the_runs_own(tmp_path: Path) -> None:
+    rng, folder = np.random.default_rng(0), tmp_path / "run"
+    for name in ("own", "other"):
+        images = rng.integers(0, 255, (30, 8, 8), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", images=images, labels=np.arange(30) % 3)
+    train(replace(TINY, data=data.arrays, data_root=tmp_path / "own.npz", batch_size=16), folder)
+    evaluate.evaluate(folder, asked=Asked(only=("basic", "spectrum")))
+    own = strict_json(folder / "metrics.json")
+    evaluate.evaluate(folder, tmp_path / "other.npz")  # features of both are in the folder from now on
+    evaluate.evaluate(folder, asked=Asked(only=("spectrum",)))
+    assert strict_json(folder / "metrics.json") == {k: e for k, e in own.items() if e.get("group") == "spectrum"}
+    other = evaluate.measured_of(folder, tmp_path / "other.npz")
+    assert other.keys() == {k for k, e in own.items() if "group" not in e} and other["knn"] != own["knn"]
+    assert evaluate.measured_of(folder) == {k: e for k, e in own.items() if "group" not in e}
+    old = {k: {n: v for n, v in e.items() if n != "data"} for k, e in own.items()}
+    files.write_json(folder / "metrics.json", old)  # as it was before entries said what they are about
+    assert evaluate.measured_of(folder) == old
+
+
 def test_probabilities_of_a_run_say_whether_its_loss_fixes_the_scale(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,7 @@ import inspect
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -118,7 +118,8 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
         kept = {split: embedding.stored(folder, d, split, run) for split, d in data.items()}
         if not all(kept.values()):
             path.unlink(missing_ok=True)  # of another model, or of other images
-        before = _entries(path) if path.exists() else {}
+        of = fingerprints(data)
+        before = _entries(path, of) if path.exists() else {}
     made = {split: kept[split] or embedding.extracted(folder, d, split, run) for split, d in data.items()}
     cannot = _cannot(asked, data["test"], made)
     skipped = {group: why for group, why in cannot.items() if group in groups}
@@ -143,7 +144,7 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
             failed |= dict([failure] if failure else [])
             measured |= found
             if found:  # as soon as it is: an interruption loses one group
-                add_entries(folder, found)
+                add_entries(folder, found, of)
     with files.locked(folder):
         drawn = _write_plots(folder, _entries(path) if path.exists() else {}, made["test"].z)
     if asked.only and failed:
@@ -374,22 +375,30 @@ def _attempt(group: str, take: Callable[[], dict[str, Entry]]) -> tuple[dict[str
     return (found if group == "basic" else {name: {**e, "group": group} for name, e in found.items()}), None
 
 
-def _entries(path: Path) -> dict[str, Entry]:
+def fingerprints(data: Mapping[str, Dataset]) -> dict[str, str]:
+    """By which an entry of metrics.json says what images it is about."""
+    return {split: part.fingerprint() for split, part in data.items()}
+
+
+def _entries(path: Path, of: dict[str, str] | None = None) -> dict[str, Entry]:
+    """What metrics.json holds, or what it holds of these images; an entry that does not say which is of any."""
     measured = files.read_json(path)
     if not isinstance(measured, dict) or not all(isinstance(v, dict) and "value" in v for v in measured.values()):
         raise BadInput(f"{path} is damaged; remove it, and nonneg evaluate {path.parent} writes it anew")
-    return measured
+    return {name: e for name, e in measured.items() if of is None or e.get("data", of) == of}
 
 
-def add_entries(folder: Path, found: dict[str, Entry]) -> None:
+def add_entries(folder: Path, found: dict[str, Entry], of: dict[str, str] | None = None) -> None:
     """metrics.json with these entries, in place of all that it held of their groups; whole groups are given.
 
-    One line an entry, so that the numbers of 2,048 features do not take 2,048 lines.
+    With `of`, the fingerprints of the images, each says what it is about, and what the file held of others goes. One
+    line an entry, so that the numbers of 2,048 features do not take 2,048 lines.
     """
     path, again = folder / "metrics.json", {_group(e) for e in found.values()} - {"ood"}  # each folder is its own
     with files.locked(folder):
-        there = _entries(path) if path.exists() else {}
-        entries = {name: e for name, e in there.items() if _group(e) not in again} | found
+        there = _entries(path, of) if path.exists() else {}
+        entries = {name: e for name, e in there.items() if _group(e) not in again}
+        entries |= {name: e if of is None else {**e, "data": of} for name, e in found.items()}
         lines = (f"  {json.dumps(name)}: {json.dumps(e, allow_nan=False)}" for name, e in entries.items())
         files.write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
@@ -410,9 +419,9 @@ def _write_plots(folder: Path, measured: dict[str, Entry], z: Any) -> list[Path]
 def measured_of(folder: Path, data_root: Path | None = None) -> dict[str, Entry]:
     """What metrics.json says, the basic measures taken first if they were not yet."""
     path, run = folder / "metrics.json", embedding.finished_run(folder, data_root)
-    splits = ((split, run.load(split)) for split in ("train", "test"))
-    if path.exists() and all(embedding.path_of(folder, d, split).exists() for split, d in splits):
-        measured = _entries(path)
+    data = {split: run.load(split) for split in ("train", "test")}
+    if path.exists() and all(embedding.path_of(folder, d, split).exists() for split, d in data.items()):
+        measured = _entries(path, fingerprints(data))
         if "sparsity" in measured:
             return measured
     evaluate(folder, data_root)  # never measured, or the images are no longer those that were

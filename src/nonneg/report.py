@@ -485,7 +485,7 @@ def _definition(views: list[View], key: str) -> str:
 
 def _knobs(metric: dict) -> str:
     """What a metric was measured with, as in "threshold 1e-05, k 10"."""
-    knobs = {k: v for k, v in metric.items() if k not in ("value", "definition") and v is not None}
+    knobs = {k: v for k, v in metric.items() if k not in ("value", "definition", "data") and v is not None}
     return ", ".join(f"{k.replace('_', ' ')} {_knob(v)}" for k, v in knobs.items())
 
 

@@ -42,7 +42,7 @@ from nonneg.comparison import Row, as_markdown, number
 from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput, unknown
-from nonneg.evaluate import add_entries
+from nonneg.evaluate import add_entries, fingerprints
 from nonneg.experiments import ACCURACIES, MEASURES, AnyRun, Experiment, Found, begins, is_search, method_of
 from nonneg.measures import measure
 from nonneg.multimodal import PairRun
@@ -404,9 +404,10 @@ def evaluate(
     how = {"seed": run.seed, "device": device, "mode": run.mode, "precision": run.precision}
     missing = _missing(numbers, folder.name, experiment, found)
     if "sparsity" in missing:
-        train, test = (embedding.embed(folder, d, s, run) for d, s in zip(data, ("train", "test"), strict=True))
+        splits = {"train": data[0], "test": data[1]}
+        train, test = (embedding.embed(folder, d, s, run) for s, d in splits.items())
         measured = measure(train, test, device=device)
-        add_entries(folder, measured)
+        add_entries(folder, measured, fingerprints(splits))
         numbers |= {k: entry["value"] for k, entry in measured.items() if entry["value"] is not None}
         numbers |= activity(test.z)
         numbers |= experiment.also(train, test)
