@@ -139,11 +139,13 @@ def said_features(columns: Sequence[PairColumn], views: list[View], seed: int) -
         "What each feature looks at, and what it is called",
         f"Each row is one feature: the {report.IMAGES} test images on which it is largest, and the words on which it "
         "is largest. A word's score is the mean of the feature over the distinct training texts that hold the word, "
-        f"each text's features at length 1, for words of {LEAST} texts or more; the paler, the smaller. The mark on "
-        "the bar is the modality balance: in the middle images and texts switch the feature on alike, at the right end "
-        "only images do, at the left only texts. Shown are the features on which test images and their texts agree "
-        "most (the cosine over pairs): features that belong to one kind alone have no such cosine and are among those "
-        "drawn at random." + " Where features are signed, − marks a word that switches it negative." * _signed(views),
+        f"each text's features at length 1, for words in the texts of {LEAST} images or more; the paler, the smaller. "
+        "The mark on the bar is the modality balance: in the middle images and texts switch the feature on alike, at "
+        "the right end only images do, at the left only texts. Shown are the features on which test images and their "
+        "texts agree most (the cosine over pairs): features that belong to one kind alone have no such cosine and are "
+        "among those drawn at random."
+        + " Where features are signed, − marks a word that switches it negative."
+        * _signed(views),
         [c.strips(v, c.agreed(report.ROWS)) for c, v in zip(columns, views, strict=True)],
     )
 
