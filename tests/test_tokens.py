@@ -1,6 +1,7 @@
 """Subword tokens against a learner that recounts everything after every merge."""
 
 import json
+import re
 import string
 from collections import Counter
 from itertools import pairwise
@@ -108,6 +109,21 @@ def test_tokens_are_those_that_merging_in_order_gives(text: str) -> None:
 
 def test_words_are_what_people_see() -> None:
     assert tokens.words("Man: Blond-hair,  2 cats!") == ["man", "blond", "hair", "2", "cats"]
+
+
+@pytest.mark.parametrize(
+    "text", ["हिन्दी भाषा", "தமிழ் மொழி", "שָׁלוֹם עוֹלָם", "العَرَبِيَّة لُغَة", "ที่นี่ ภาษา", "ọ̀rọ̀ ẹ̀kọ́", "𞤆𞤵𞤤𞤢𞥄𞤪 𞤍𞤢𞤥"]
+)
+def test_a_word_keeps_the_marks_on_its_letters(text: str) -> None:
+    assert tokens.words(text) == tokens.normalise(text).split()
+    assert PIECE.findall(f" {tokens.normalise(text)}") == [f" {word}" for word in tokens.words(text)]
+
+
+@pytest.mark.parametrize("text", ["Zoë's naïve café, 2 x 3!", "1️⃣ ❤️ ℹ️ 👩🏽‍🚀 🏴󠁧󠁢󠁥󠁮󠁧󠁿 #️⃣x", string.printable])
+def test_latin_letters_and_emoji_are_cut_as_ever(text: str) -> None:
+    plain = tokens.normalise(text)
+    assert PIECE.findall(f" {plain}") == re.findall(r" ?\w+| ?[^\w\s]+", f" {plain}")
+    assert tokens.words(text) == re.findall(r"\w+", plain)
 
 
 def test_bad_vocabularies_are_refused() -> None:

@@ -19,7 +19,12 @@ from torch import Tensor
 from nonneg.errors import BadInput
 
 PAD, BYTES = 0, 256
-PIECE = re.compile(r" ?\w+| ?[^\w\s]+")
+EMOJI = {0x20E3, *range(0xFE00, 0xFE10)}  # marks that make emoji of digits and signs
+MARKS = "".join(  # on letters, as the vowels of Hindi and Thai are, and the points of Hebrew and Arabic
+    chr(c) for c in range(0x300, 0x1F000) if unicodedata.category(chr(c))[0] == "M" and c not in EMOJI
+)
+WORD = rf"\w+(?:(?![ -~])[{MARKS}]+\w*)*"  # most words end before ASCII, which is quicker to see than all the marks
+PIECE = re.compile(rf" ?{WORD}| ?[^\w\s]+")
 Pair = tuple[int, int]
 
 
@@ -30,7 +35,7 @@ def normalise(text: str) -> str:
 
 def words(text: str) -> list[str]:
     """The words of a text, as people see them: no punctuation."""
-    return re.findall(r"\w+", normalise(text))
+    return re.findall(WORD, normalise(text))
 
 
 def _pieces(text: str) -> list[str]:
