@@ -636,6 +636,13 @@ def test_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
     assert find(rows, "fine-tune", "CL").cells() == ("fine-tune", "CL", "92.3", "not run", "", "0")
 
 
+def test_shares_of_less_than_a_tenth_of_a_percent_show_two_digits() -> None:
+    assert Row("sparsity", "l1", 0.03, 0.0042, 0.00123, 3).cells()[2:5] == ("0.03", "0.0042 ± 0.0012", "-0.026")
+    assert Row("sparsity", "l1", 0.03, 0.0, 0.0, 3).cells()[2:5] == ("0.03", "0.0 ± 0.0", "-0.03")
+    assert Row("sparsity", "ncl", 69.65, 0.05, None, 1).cells()[2:5] == ("69.7", "0.05", "-69.6")
+    assert Row("probe", "cl", 88.0, 88.04, 0.04, 3).cells()[2:5] == ("88.0", "88.0 ± 0.0", "+0.0")  # as elsewhere
+
+
 def test_the_maps_borrow_the_run_that_cifar10_has_made(tmp_path: Path) -> None:
     write_lines(tmp_path / "cifar10.jsonl", {"ncl-s0": 0.9, "ncl-s1": 0.1}, "sparsity")
     rows = reproduce.reproduce("maps", results=tmp_path, report_only=True)

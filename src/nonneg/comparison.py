@@ -25,14 +25,24 @@ class Row:
         return None if self.paper is None or self.ours is None else self.ours - self.paper
 
     def cells(self) -> tuple[str, str, str, str, str, str]:
-        """Measure, method, paper, ours, difference, seeds, as text."""
-        spread = "" if self.std is None else f" ± {self.std:.1f}"
+        """Measure, method, paper, ours, difference, seeds, as text: one decimal, where there is 0.03 % two digits."""
+        closely = _small(self.paper) or _small(self.ours)
+
+        def text(value: float, sign: str = "") -> str:
+            return f"{value:{sign}.2g}" if closely and _small(value) else f"{value:{sign}.1f}"
+
+        spread = "" if self.std is None else f" ± {text(self.std)}"
         none = NOT_REACHED if self.seeds else NOT_RUN
         exact = isinstance(self.ours, int)  # a count
-        ours = none if self.ours is None else str(self.ours) if exact else f"{self.ours:.1f}{spread}"
-        paper = "" if self.paper is None else f"{self.paper:.1f}"
-        difference = "" if self.difference is None else f"{self.difference:+.1f}"
+        ours = none if self.ours is None else str(self.ours) if exact else f"{text(self.ours)}{spread}"
+        paper = "" if self.paper is None else text(self.paper)
+        difference = "" if self.difference is None else text(self.difference, "+")
         return self.measure, self.method, paper, ours, difference, str(self.seeds)
+
+
+def _small(value: float | None) -> bool:
+    """Whether one decimal would show next to nothing of what is there."""
+    return value is not None and 0 < abs(value) < 0.1
 
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
