@@ -178,6 +178,27 @@ def test_the_spectral_trio_differs_in_map_and_penalty_and_only_cifar_is_probed(c
     assert again == rows and len(lines(tmp_path, "spectral-1epochs")) == 5
 
 
+def test_spectral_is_probed_for_100_epochs_and_takes_the_rate_of_least_training_loss() -> None:
+    one = experiments.find("spectral")
+    assert one.probe is not None and one.probe.keywords == {"epochs": 100}
+    told = zip((5e-4, 1.5e-3, 4.5e-3), ((-3.0, 0.9), (-5.0, 0.7), (-4.0, 0.5)), strict=True)
+    rows = {
+        f"cl-search-lr{lr}-s0": {"train_loss": loss, "measures": {"linear_probe": right}} for lr, (loss, right) in told
+    }
+    assert one.settle("l1-s0", one.runs["l1-s0"], rows).lr == 1.5e-3  # a penalty is searched by the method without
+    assert one.settle("digits-l1-s0", one.runs["digits-l1-s0"], {}) is one.runs["digits-l1-s0"]
+
+
+def test_classifiers_take_the_rate_of_least_held_out_loss_whatever_the_accuracy() -> None:
+    one, name = experiments.find("supervised"), "narrow-scratch-nce-s0"
+    told = zip((0.1, 0.4, 1.6, 6.4), ((0.9, 0.3), (0.7, 0.2), (0.5, 0.3), (0.8, 0.4)), strict=True)
+    rows = {
+        f"narrow-scratch-nce-search-lr{lr}-s0": {"measures": {"test_loss": loss, "test_accuracy": right}}
+        for lr, (loss, right) in told
+    }
+    assert one.settle(name, one.runs[name], rows).lr == 1.6
+
+
 def test_ce_and_nce_differ_in_their_maps_alone_and_each_has_its_search() -> None:
     runs = {name: run for name, run in experiments.find("supervised").runs.items() if isinstance(run, ClassifierRun)}
     assert len(runs) == len(experiments.find("supervised").runs)
