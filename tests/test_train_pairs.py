@@ -15,7 +15,21 @@ import pytest
 import torch
 from PIL import Image
 
-from nonneg import augment, backbones, cli, encoder, files, losses, maps, multimodal, optim, pairs, reproduce, rundir
+from nonneg import (
+    augment,
+    backbones,
+    cli,
+    encoder,
+    files,
+    losses,
+    maps,
+    multimodal,
+    optim,
+    pairs,
+    reproduce,
+    rundir,
+    tables,
+)
 from nonneg.data import Dataset
 from nonneg.errors import BadInput
 from nonneg.loop import Rows
@@ -411,7 +425,17 @@ def test_two_runs_are_compared(
     got = json.loads(capsys.readouterr().out)
     assert got[str(other)]["sparsity_images"] < 0.05 < got[str(trained)]["sparsity_images"]
     cli.main(["compare", str(trained), str(other), "--out", str(tmp_path / "both.html")])
-    assert "text to image@1" in said(capsys)
+    rows = {
+        cells[1]: cells[2:5]
+        for line in capsys.readouterr().out.splitlines()
+        if len(cells := [cell.strip() for cell in re.split("[│┃]", line)]) == 6
+    }
+    assert rows["measure"] == ["run", "cl", "by chance"] and rows["image to text@1"][2] == "10.0%"
+    assert rows["sparsity images"][2] == "-" and rows["class consistency"][2] == "10.2%"
+    cli.main(["evaluate", str(other)])
+    assert "by chance 10.0%" in re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    other_data = {"by": {"recall": {"value": 0.5, "chance": 0.1}}, "to": {"recall": {"value": 0.5, "chance": 0.2}}}
+    assert tables._chances(other_data) == {"by chance": {"recall": "10.0% / 20.0%"}}
     page = (tmp_path / "both.html").read_text(encoding="utf-8")
     assert "Signed features are taken by their absolute values" in page and "−" in page
 

@@ -37,7 +37,8 @@ def measured(run: Path, entries: dict[str, Entry]) -> None:
     """Every measure of a run with its definition, and why some have no value."""
     table = Table(Column("measure", overflow="fold"), "value", "definition", title=str(run))
     for name, entry in entries.items():
-        table.add_row(name, show(name, entry["value"]), entry["definition"])
+        chance = "" if entry.get("chance") is None else f"; by chance {show(name, entry['chance'])}"
+        table.add_row(name, show(name, entry["value"]), entry["definition"] + chance)
     screen.print(table)
     for name, why in without_value(entries).items():
         say(f"no value: {name} ({why})")
@@ -47,7 +48,7 @@ def compared(columns: dict[str, dict[str, Entry]], more: Iterable[str], headline
     """Runs side by side; a number in brackets leads to what a value was measured with."""
     notes = _notes(columns)
     numbers = {note: i for i, note in enumerate(dict.fromkeys(notes.values()), start=1)}
-    values = {title: workflow.values(entries) for title, entries in columns.items()}
+    values = {title: workflow.values(entries) for title, entries in columns.items()} | _chances(columns)
     marks = {cell: f" [{numbers[note]}]" for cell, note in notes.items()}
     shown = side_by_side(values, more, headline=headline, marks=marks)
     for note, number in numbers.items():
@@ -56,6 +57,16 @@ def compared(columns: dict[str, dict[str, Entry]], more: Iterable[str], headline
         for name, why in without_value(entries).items():
             if name in shown:
                 say(f"no value: {name}, {title} ({why})")
+
+
+def _chances(columns: dict[str, dict[str, Entry]]) -> dict[str, dict[str, str]]:
+    """One more column, where entries say what chance gives; two numbers where it is not the same in all runs."""
+    levels: dict[str, list[str]] = {}
+    for entries in columns.values():
+        for name, e in entries.items():
+            if e.get("chance") is not None and (level := show(name, e["chance"])) not in levels.setdefault(name, []):
+                levels[name].append(level)
+    return {"by chance": {name: " / ".join(each) for name, each in levels.items()}} if levels else {}
 
 
 def say(text: str) -> None:
@@ -122,7 +133,7 @@ def show(name: str, value: Any) -> str:
     """A value as people read it: a share in percent, a count, or a plain number, by what it is of."""
     if value is None:
         return "none"
-    if isinstance(value, int):
+    if isinstance(value, int | str):
         return str(value)
     if name.startswith(PLAIN) and not name.endswith("_share"):
         return f"{value:.4f}" if not value or abs(value) >= 0.1 else f"{value:.3g}"
