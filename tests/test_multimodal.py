@@ -156,6 +156,9 @@ def test_embeddings_of_ones_own_are_found_by_their_text(tmp_path: Path) -> None:
     torch.testing.assert_close(again.text.read([SAID[4], SAID[1]])[0], rows)
     with pytest.raises(BadInput, match="has no embedding of 'a green cat'"):
         module.read(["a green cat"])  # pyright: ignore[reportCallIssue]
+    embeddings(tmp_path, np.ones((6, 7)))
+    with pytest.raises(BadInput, match=r"e\.npy holds embeddings of 7 numbers, not 5; put back"):
+        pair_encoder.load(tmp_path / "run").text.read(SAID)
 
 
 def test_embeddings_that_do_not_fit_say_why(tmp_path: Path) -> None:
@@ -164,7 +167,8 @@ def test_embeddings_that_do_not_fit_say_why(tmp_path: Path) -> None:
         (good[:4], "has 4 rows for the 6 captions"),
         (good[0], "one array of numbers"),
         (np.array([["a"] * 5] * 6), "one array of numbers"),
-        (np.where(np.eye(6, 5) > 0, np.nan, 1), "NaN or infinite"),
+        (np.where(np.eye(6, 5) > 0, np.nan, 1), "NaN or infinite values in row 0"),
+        (np.eye(6, 5), "nothing but zeros in row 5; make the embeddings again"),
     ):
         path, of = embeddings(tmp_path, values)
         with pytest.raises(BadInput, match=message):

@@ -184,6 +184,8 @@ class Vectors(Frozen):
     def read(self, texts: Sequence[str]) -> tuple[Tensor, int]:
         """N x dim embeddings of texts that the captions file has."""
         self.known = self.known or _vectors(Path(self.path), Path(self.of))
+        if (width := len(next(iter(self.known.values())))) != self.dim:
+            raise BadInput(f"{self.path} holds embeddings of {width} numbers, not {self.dim}; put back those of then")
         for text in texts:
             if text not in self.known:
                 raise BadInput(f"{self.path} has no embedding of {text!r}: the text is not in {self.of}")
@@ -206,8 +208,9 @@ def _vectors(path: Path, of: Path) -> dict[str, np.ndarray]:
         raise BadInput(f"{path} must hold one array of numbers, a row for each caption")
     if len(rows) != len(texts):
         raise BadInput(f"{path} has {len(rows)} rows for the {len(texts)} captions of {of}; give one row for each")
-    if not np.isfinite(rows).all():
-        raise BadInput(f"{path} holds NaN or infinite values; make the embeddings again")
+    for bad, what in ((~np.isfinite(rows).all(1), "NaN or infinite values"), (~rows.any(1), "nothing but zeros")):
+        if bad.any():
+            raise BadInput(f"{path} holds {what} in row {bad.argmax()}; make the embeddings again")
     first: dict[str, int] = {}
     for i, text in enumerate(texts):
         if not np.allclose(rows[first.setdefault(text, i)], rows[i], rtol=1e-3, atol=1e-5):
