@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.sparse import csr_array
 
 from nonneg import (
     augment,
@@ -32,8 +33,10 @@ from nonneg import (
 )
 from nonneg.data import Dataset
 from nonneg.errors import BadInput
+from nonneg.features import Features
 from nonneg.loop import Rows
-from nonneg.multimodal import PAIR_RECIPES, PairRun, texts, verbs
+from nonneg.multimodal import PAIR_RECIPES, PairRun, report, texts, verbs
+from nonneg.multimodal.measure import PairFeatures
 from nonneg.multimodal.train import begin, fresh, train_pairs
 from nonneg.pairs import Pairs, paired
 from nonneg.pairs import captions as captions_file
@@ -373,6 +376,45 @@ def test_compare_measures_again_where_captions_have_changed(photos: Path, tmp_pa
     assert (
         verbs.measured_of(tmp_path / "run")["image_to_text@1"]["candidates"] != first["image_to_text@1"]["candidates"]
     )
+
+
+def by_hand(images: list[list[float]], said: dict[str, list[float]], owners: list[tuple[int, int]]) -> PairFeatures:
+    """Features z of images and of texts as given, and (image, text) pairs."""
+
+    def features(z: list[list[float]], ids: list[str]) -> Features:
+        return Features(np.zeros((len(z), 0), np.float32), csr_array(np.array(z)), None, ids)
+
+    shown = features(images, [str(i) for i in range(len(images))])
+    return PairFeatures(shown, features(list(said.values()), list(said)), np.array(owners), 0)
+
+
+def test_the_nearest_images_are_those_of_largest_cosine_however_long() -> None:
+    test = by_hand([[1, 0], [5, 5], [0, 9], [-3, 0]], {"right": [2, 0], "up": [0, 1]}, [(0, 0), (2, 1)])
+    assert [found.tolist() for found in report.nearest(test, np.array([0, 1]), 3)] == [[0, 1, 2], [2, 1, 0]]
+    assert [found.tolist() for found in report.nearest(test, np.array([1]), 1)] == [[2]]
+
+
+def test_features_that_agree_most_come_first_and_those_of_one_kind_not_at_all() -> None:
+    agreement = np.array([0.1, np.nan, 0.9, -0.2, 0.5])
+    nothing: Any = None
+    column = report.PairColumn(nothing, nothing, nothing, nothing, agreement)
+    assert column.agreed(3).tolist() == [2, 4, 0] and column.agreed(9).tolist() == [2, 4, 0, 3]
+
+
+def test_a_word_counts_the_images_of_its_texts_and_scores_the_mean_of_its_texts() -> None:
+    said = {"a red cat": [3.0, 0.0], "A dog": [0.0, 2.0]}
+    made = by_hand([[1, 0]] * 4, said, [(0, 0), (1, 0), (2, 0), (3, 1)])
+    found = made.words()  # "a" in both texts, "red" and "cat" in that of three images, "dog" in that of one
+    assert found.words == ["a", "cat", "red"] and found.scores.tolist() == [[0.5, 0.5], [1, 0], [1, 0]]
+
+
+def test_a_report_takes_its_words_from_the_training_texts(photos: Path, tmp_path: Path) -> None:
+    captions = named(tmp_path / "c.csv", lambda _, name: name)
+    run = of_photos(photos, captions)
+    tested = {Path(name).stem for name in run.load_pairs("test").images.ids}
+    named(captions, lambda i, name: f"{'unseen' if f'{i:02}' in tested else 'seen'} {name}")
+    train_pairs(run, tmp_path / "run")
+    assert report.column(tmp_path / "run", "a").words.words == sorted([*COLOURS, "seen"])
 
 
 def test_captions_that_are_gone_are_named_with_what_to_do(photos: Path, tmp_path: Path) -> None:
