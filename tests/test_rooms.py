@@ -70,7 +70,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
     "run": {"engine", "augment", "backbones", "data", "losses", "maps", "optim", "encoder", *BASE},
     "rundir": {"__init__", "data", "provenance", "run", *BASE},
     "loop": {"data", "engine", "rundir", *BASE},
-    "steps": {"augment", "engine", "loop", "optim", "run", *BASE},
+    "steps": {"augment", "engine", "loop", "run", *BASE},
     "train": {"data", "encoder", "loop", "run", "rundir", "steps", *BASE},
     "supervised": {
         "classifier",
@@ -81,7 +81,6 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         "finetune",
         "loop",
         "metrics",
-        "optim",
         "run",
         "rundir",
         "steps",

@@ -153,3 +153,11 @@ def test_a_missing_gpu_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert Run(device="cuda:1").torch_device().index == 1
     with pytest.raises(BadInput, match="--device cuda:2: the GPUs here are cuda:0 to cuda:1"):
         Run(device="cuda:2").torch_device()
+
+
+def test_the_rate_rises_to_its_share_of_the_batch_and_falls_to_nothing() -> None:
+    rate = replace(RECIPES["cifar10"], lr=0.4, batch_size=128, epochs=11, warmup_epochs=1).rate(10)
+    found = [rate(torch.tensor(step)).item() for step in (0, 10, 60, 110)]
+    assert found == pytest.approx([3e-5, 0.2, 0.1, 0.0], abs=1e-4)
+    short = replace(RECIPES["cifar10"], lr=0.4, batch_size=256, epochs=1, warmup_epochs=10).rate(10)
+    assert short(torch.tensor(0)).item() == pytest.approx(0.4)  # one epoch has no warm-up

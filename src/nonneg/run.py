@@ -98,6 +98,12 @@ class Training:
         """One split of this run's data."""
         return self.data(split=split, root=self.data_root, image_size=self.image_size, strict=self.strict)
 
+    def rate(self, steps_per_epoch: int) -> Callable[[Tensor], Tensor]:
+        """The learning rate at a step: up to the peak, which is in proportion to the batch, then half a cosine."""
+        warmup = min(self.warmup_epochs, self.epochs - 1) * steps_per_epoch
+        peak = self.lr * self.batch_size / 256
+        return partial(optim.warmup_cosine, peak=peak, warmup=warmup, total=self.epochs * steps_per_epoch)
+
     def torch_device(self) -> torch.device:
         """The device that `device` names, or the best there is."""
         if self.device == "auto":

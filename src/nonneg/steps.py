@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nonneg import augment, engine, optim
+from nonneg import augment, engine
 from nonneg.loop import State
 from nonneg.run import Run, Training
 
@@ -34,8 +34,7 @@ def two_views(run: Run, s: State, steps_per_epoch: int) -> Callable[[], None]:
     n, device = run.batch_size, s.order.device
     mode, precision = engine.choose(run.mode, run.precision, device)
     fuse, takes_labels = engine.fuser(mode), run.loss_takes_labels
-    total, warmup = run.epochs * steps_per_epoch, min(run.warmup_epochs, run.epochs - 1) * steps_per_epoch
-    peak = run.lr * n / 256
+    rate = run.rate(steps_per_epoch)
 
     def make_views(noise: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         batch = s.batch(n, steps_per_epoch)
@@ -51,7 +50,7 @@ def two_views(run: Run, s: State, steps_per_epoch: int) -> Callable[[], None]:
         return run.loss(z[:n], z[n:], *labels), z
 
     def update() -> None:
-        s.lr.copy_(optim.warmup_cosine(s.step, peak=peak, warmup=warmup, total=total))
+        s.lr.copy_(rate(s.step))
         s.optimizer.step()
 
     make_views, forward, update, tally = fuse(make_views), fuse(forward), fuse(update), fuse(count_features)
@@ -148,8 +147,7 @@ def paired(
     n, device, model = run.batch_size, s.order.device, cast(Any, s.model)
     mode, precision = engine.choose(run.mode, run.precision, device)
     fuse = engine.fuser(mode)
-    total, warmup = run.epochs * steps_per_epoch, min(run.warmup_epochs, run.epochs - 1) * steps_per_epoch
-    peak = run.lr * n / 256
+    rate = run.rate(steps_per_epoch)
 
     def make_batch(noise: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
         batch = s.batch(n, steps_per_epoch)
@@ -164,7 +162,7 @@ def paired(
         return loss_of(z1, z2, **learned), torch.cat([z1, z2])
 
     def update() -> None:
-        s.lr.copy_(optim.warmup_cosine(s.step, peak=peak, warmup=warmup, total=total))
+        s.lr.copy_(rate(s.step))
         s.optimizer.step()
         model.keep_in_bounds()
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nonneg import classifier, encoder, engine, features, finetune, loop, metrics, names, optim, progress, rundir, steps
+from nonneg import classifier, encoder, engine, features, finetune, loop, metrics, names, progress, rundir, steps
 from nonneg.classifier import Classifier
 from nonneg.data import Dataset
 from nonneg.data.splits import hold_out
@@ -88,10 +88,8 @@ def train_classifier(
             overwrite=overwrite,
         ),
     )
-    warmup = min(run.warmup_epochs, run.epochs - 1) * per_epoch
-    rate = partial(optim.warmup_cosine, peak=run.lr * n / 256, warmup=warmup, total=run.epochs * per_epoch)
-    how = {"mode": mode, "precision": precision}
-    step = partial(steps.labelled, batch_size=n, augmentation=run.augment, rate=rate, **how)  # pyright: ignore[reportArgumentType]
+    how = {"rate": run.rate(per_epoch), "mode": mode, "precision": precision}
+    step = partial(steps.labelled, batch_size=n, augmentation=run.augment, **how)  # pyright: ignore[reportArgumentType]
     loop.run_job(job, begin=begin, step=step)
     classifier.save(model, folder)
     return model.eval()
