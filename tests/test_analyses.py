@@ -348,6 +348,13 @@ def test_figures_are_drawn_from_the_lines_that_are_committed(name: str) -> None:
         assert np.asarray(opened.convert("L")).std() > 5  # not a blank page
 
 
+def test_every_seed_has_its_bars_in_the_figure_of_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = importlib.import_module("nonneg.analyses.protocol")
+    monkeypatch.setattr(room.charts, "ways", lambda shown, _: shown)
+    measured = {f"cifar100-cl-s{seed}": {"measures": seed} for seed in range(2)}
+    assert room.draw(measured) == {"CL, seed 0": 0, "CL, seed 1": 1}
+
+
 def test_practice_names_panels_by_data_loss_and_net(monkeypatch: pytest.MonkeyPatch) -> None:
     room = importlib.import_module("nonneg.analyses.practice")
     monkeypatch.setattr(room.charts, "practice", lambda panels: panels)
