@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
@@ -120,6 +121,17 @@ def test_bytes_is_the_curve_of_each_run_and_its_mean(place: Path) -> None:
     with Image.open(place / "results" / "figures" / "bytes.png") as picture:
         assert min(picture.size) > 400
     assert "| NCL, cifar10 |" in (place / "results" / "bytes.md").read_text()
+
+
+def test_the_bytes_figure_names_what_sixteen_bytes_give() -> None:
+    axes = Figure().subplots()
+    point = {"bytes": 16, "kept": 8}
+    ncl = [{**point, "method": "activations, 8 bits", "precision": 0.797}, {**point, "method": "pca", "precision": 0.9}]
+    ways = {"pca, 1 bit": 0.741, "features, 1 bit": 0.767}
+    cl = [{**point, "method": way, "precision": precision} for way, precision in ways.items()]
+    more = [{"bytes": 32, "kept": 16, "method": "activations, 8 bits", "precision": 0.99}]
+    charts._name_the_best(axes, {"NCL": ncl + more, "CL": cl})
+    assert [text.get_text() for text in axes.texts] == ["NCL in 16 bytes: 79.7", "the best of CL\nin 16 bytes: 76.7"]
 
 
 def test_every_way_that_the_bytes_figure_draws_was_measured(place: Path) -> None:

@@ -75,6 +75,26 @@ RIVALS = (  # run, way to shorten, its text, colour, line, width
 )
 
 
+NAMED_SIZE = 16  # bytes at which NCL and the best that CL has are named in the picture
+NAMED = {  # run -> way to shorten ("" for any), its words, their colour, and where they stand, as shares of the axes
+    "NCL": ("activations", "NCL in {} bytes: {:.1f}", NCL, (0.6, 0.98)),
+    "CL": ("", "the best of CL\nin {} bytes: {:.1f}", CL, (0.88, 0.6)),
+}
+
+
+def _name_the_best(axes: Axes, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Rings around NCL's largest activations and the best that CL has, at one size, with their precision."""
+    axes.margins(y=0.12)
+    for run, (way, text, colour, place) in NAMED.items():
+        here = [p["precision"] for p in curves.get(run, ()) if p["bytes"] == NAMED_SIZE and p["method"].startswith(way)]
+        if here:
+            at = NAMED_SIZE, 100 * max(here)
+            axes.plot(*at, "o", markersize=9, markerfacecolor="none", markeredgecolor=colour)
+            thread = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkB": 5}
+            axes.annotate(text.format(*at), at, place, "data", "axes fraction", color=colour, ha="center", va="top",
+                          fontsize=8.5, fontweight="bold", arrowprops=thread)  # fmt: skip
+
+
 def precision_by_bytes(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> bytes:
     """Precision@10 over bytes per vector, one panel a data set; dense CL in floats is the dashed level."""
     figure, (row,) = _panels(len(panels), width=620, height=430)
@@ -90,6 +110,7 @@ def precision_by_bytes(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, A
             axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
             axes.annotate(f"dense CL, all floats: {level:.1f}", (1, level), (0, 4), color=INK,
                           textcoords="offset points", fontsize=7.5)  # fmt: skip
+        _name_the_best(axes, curves)
         axes.set_xscale("log", base=2)
         axes.set_xticks([2**i for i in range(11)], [f"{2**i:,}" for i in range(11)])
         axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))
