@@ -10,8 +10,8 @@ Run: nonneg reproduce supervised --only digits
 
 First the search: for each method several learning rates, a few epochs, a fifth of the training images held out; no test
 image is seen. The rate of the least cross entropy there is the one the method is trained with. Fine-tuning begins, for
-all methods alike, with one backbone that was trained without labels: CL's on digits; on CIFAR-100 NCL's, whose weights
-were kept (the paper's is CL's). Classifier, LARS, weight decay and crops are the paper's; digits are cropped gently.
+all methods alike, with one backbone that CL trained without labels, as in the paper. Classifier, LARS, weight decay and
+crops are the paper's; digits are cropped gently.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ RATES = {
     "narrow": {"scratch": (0.1, 0.4, 1.6, 6.4)},
     "cifar100": {"scratch": (0.1, 0.4, 1.6, 6.4), "tuned": (0.1, 0.4, 1.6)},
 }
-STARTS = {"digits": ("maps", "digits-identity-s0"), "cifar100": ("cifar100", "ncl-s0")}
+STARTS = {"digits": ("maps", "digits-identity-s0"), "cifar100": ("cifar100", "cl-s2")}
 LEVELS = {"digits": (80, 90, 95), "narrow": (30, 40), "cifar100": (30, 50, 70)}
 LOSSES = {"ce": "CE", "nce": "NCE", "ce_mlp": "CE + MLP", "nce_mlp": "NCE + MLP"}
 CALLED = {"digits": "digits", "narrow": "CIFAR-100, narrow net", "cifar100": "CIFAR-100"}
