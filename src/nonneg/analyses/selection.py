@@ -22,11 +22,15 @@ from nonneg.features import Features
 from nonneg.progress import track
 
 OTHER = {"cifar10": "cifar100", "cifar100": "cifar10"}  # where features are transferred to
-BESIDE = {  # methods that have a panel beside those of the experiments' CL and NCL, and who is who in it
-    "cifar10-50-identity": ("CIFAR-10, 50 epochs", "CL"),
-    "cifar10-50-rep_relu": ("CIFAR-10, 50 epochs", "NCL"),
-    "digits-cl": ("digits, 2,048 features", "CL"),
-    "digits-ncl": ("digits, 2,048 features", "NCL"),
+BESIDE = {  # EXPERIMENT-METHOD that have a panel beside those of the experiments' CL and NCL, and who is who in it
+    "maps-narrow-identity": ("CIFAR-10, narrow net", "CL"),
+    "maps-narrow-rep_relu": ("CIFAR-10, narrow net", "NCL"),
+    "maps-cifar10-50-identity": ("CIFAR-10, 50 epochs", "CL"),
+    "maps-cifar10-50-rep_relu": ("CIFAR-10, 50 epochs", "NCL"),
+    "wide-narrow-cl": ("CIFAR-100, narrow net, 2,048 features", "CL"),
+    "wide-narrow-ncl": ("CIFAR-100, narrow net, 2,048 features", "NCL"),
+    "wide-digits-cl": ("digits, 2,048 features", "CL"),
+    "wide-digits-ncl": ("digits, 2,048 features", "NCL"),
 }
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # of the features
 QUARTER = 2  # its place among them
@@ -91,21 +95,17 @@ def draw(lines: Mapping[str, Line]) -> bytes | None:
     """Probe, transfer and precision over the number of kept features, a row of panels for each data set."""
     found = first_seeds(lines)
     for name in sorted(lines):
-        if (method := _method(name)) in BESIDE:
+        if (method := method_of(name)) in BESIDE:
             title, who = BESIDE[method]
             found.setdefault(title, {}).setdefault(who, lines[name]["measures"])
     panels = {of: {run: m["rows"] for run, m in runs.items()} for of, runs in found.items()}
     return charts.kept_features(panels) if panels else None
 
 
-def _method(line: str) -> str:
-    """METHOD of a line's name, EXPERIMENT-METHOD-sSEED."""
-    return method_of(line.partition("-")[2])
-
-
 def group(names: Sequence[str]) -> dict[str, list[str]]:
-    """Every run is a group of its own; of the maps only the pair on CIFAR-10."""
-    return each_alone([name for name in names if method_of(name) in ("cl", "ncl", *BESIDE)])
+    """Every run is a group of its own; of the maps only the pairs on CIFAR-10."""
+    wanted = {"cl", "ncl", *(method.partition("-")[2] for method in BESIDE)}
+    return each_alone([name for name in names if method_of(name) in wanted])
 
 
 ANALYSIS = Analysis(
