@@ -23,8 +23,8 @@ from nonneg.progress import track
 
 OTHER = {"cifar10": "cifar100", "cifar100": "cifar10"}  # where features are transferred to
 BESIDE = {  # EXPERIMENT-METHOD that have a panel beside those of the experiments' CL and NCL, and who is who in it
-    "maps-narrow-identity": ("CIFAR-10, narrow net", "CL"),
-    "maps-narrow-rep_relu": ("CIFAR-10, narrow net", "NCL"),
+    "maps-small-identity": ("CIFAR-10, small net", "CL"),
+    "maps-small-rep_relu": ("CIFAR-10, small net", "NCL"),
     "maps-cifar10-50-identity": ("CIFAR-10, 50 epochs", "CL"),
     "maps-cifar10-50-rep_relu": ("CIFAR-10, 50 epochs", "NCL"),
     "wide-narrow-cl": ("CIFAR-100, narrow net, 2,048 features", "CL"),
