@@ -47,6 +47,45 @@ def test_without_a_compiler_or_bfloat16_it_falls_back_in_one_line_each(
     assert engine.choose("compiled", "fp32", CUDA)[0] == "eager"
 
 
+def test_why_nothing_can_be_compiled_is_the_cause_and_not_the_part_that_raised_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(text: str) -> None:
+        def compiled(_: torch.Tensor) -> None:
+            raise RuntimeError(text)
+
+        monkeypatch.setattr(torch, "compile", lambda _: compiled)
+        engine._cannot_compile.cache_clear()
+
+    try:
+        for text in ("backend='inductor' raised:\nno C compiler\n\nSet TORCHDYNAMO_VERBOSE=1", "no C compiler"):
+            refuse(text)
+            assert engine._cannot_compile(CPU) == "no C compiler"
+        refuse("")
+        assert engine._cannot_compile(CPU) == "RuntimeError"
+    finally:
+        engine._cannot_compile.cache_clear()
+
+
+def test_the_compiler_is_silent_about_marks_for_a_profiler(caplog: pytest.LogCaptureFixture) -> None:
+    from torch._dynamo.variables import ctx_manager  # here: it takes seconds to import
+    from torch._logging._internal import warning_once
+
+    def marked(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.profiler.record_function("as optimisers do"):
+            return x + 1
+
+    warning_once.cache_clear()
+    engine.fuser("compiled")
+    ctx_manager.log.addHandler(caplog.handler)
+    try:
+        assert torch.compile(marked, backend="eager")(torch.zeros(1)) == 1
+        ctx_manager.log.warning("something else")
+    finally:
+        ctx_manager.log.removeHandler(caplog.handler)
+    assert {r.getMessage() for r in caplog.records if r.name == ctx_manager.log.name} == {"something else"}
+
+
 def test_a_reader_returns_what_was_there_when_it_was_posted() -> None:
     reader, values = engine.Reader(), torch.tensor([1.0, 2.0])
     reader.post(16, values)

@@ -1,6 +1,7 @@
 """How a step is executed - eagerly, compiled, captured whole in one CUDA graph, or both - and how its counters are read
 without making the device wait."""
 
+import logging
 import re
 import warnings
 from collections import deque
@@ -55,7 +56,8 @@ def _cannot_compile(device: torch.device) -> str:
     try:
         torch.compile(torch.neg)(torch.zeros(8, device=device))
     except Exception as error:  # whatever it is, the answer is to go on without
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
+        said = [line for line in str(error).splitlines() if line.strip() and not line.endswith(" raised:")]
+        return said[0].strip() if said else type(error).__name__  # the first line may only name the part that raised it
     return ""
 
 
@@ -90,8 +92,14 @@ def fuser(mode: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         torch.compiler.reset()  # code of an earlier run in this process; after eight versions it would give up
         for noise in COMPILERS_OWN:
             warnings.filterwarnings("ignore", message=noise)
+        logging.getLogger("torch._dynamo.variables.ctx_manager").addFilter(_not_of_the_profiler)
         return lambda f: torch.compile(f, dynamic=False)
     return lambda f: f
+
+
+def _not_of_the_profiler(record: logging.LogRecord) -> bool:
+    """Whether it says something else than that optimisers mark their steps for a profiler, which a compiler ignores."""
+    return "Profiler record function" not in record.getMessage()
 
 
 def executor(
