@@ -176,6 +176,7 @@ def _fits(data: Dataset, device: torch.device) -> bool:
     if device.type != "cuda" or data.images.is_cuda:
         return True
     free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # left of work done before
     if data.images.nbytes <= free / 2:
         return True
     progress.say(
