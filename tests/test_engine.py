@@ -86,6 +86,15 @@ def test_the_compiler_is_silent_about_marks_for_a_profiler(caplog: pytest.LogCap
     assert {r.getMessage() for r in caplog.records if r.name == ctx_manager.log.name} == {"something else"}
 
 
+@pytest.mark.parametrize(("mode", "times"), [("eager", 0), ("captured", 0), ("compiled", 1), ("graph", 1)])
+def test_that_the_first_step_takes_a_while_is_said_where_it_is_compiled(
+    mode: str, times: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        engine.fuser(mode)
+    assert capsys.readouterr().err.count("compiling the training step") == times
+
+
 def test_a_reader_returns_what_was_there_when_it_was_posted() -> None:
     reader, values = engine.Reader(), torch.tensor([1.0, 2.0])
     reader.post(16, values)

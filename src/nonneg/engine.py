@@ -89,6 +89,7 @@ def lack_of_memory(error: BaseException | None) -> str:
 def fuser(mode: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """What wraps each piece of a step: `torch.compile` for compiled and graph, else nothing."""
     if mode in ("compiled", "graph"):
+        say_once("compiling the training step: a minute or two the first time on a machine, then a few seconds")
         torch.compiler.reset()  # code of an earlier run in this process; after eight versions it would give up
         for noise in COMPILERS_OWN:
             warnings.filterwarnings("ignore", message=noise)
