@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -93,6 +94,19 @@ def test_that_the_first_step_takes_a_while_is_said_where_it_is_compiled(
     for _ in range(2):
         engine.fuser(mode)
     assert capsys.readouterr().err.count("compiling the training step") == times
+
+
+@pytest.mark.parametrize(("flags", "slow"), [("avx2 avx512f", True), ("avx512f avx512_bf16", False)])
+def test_bfloat16_on_a_cpu_that_emulates_it_is_called_slower(
+    flags: str, slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = tmp_path / "cpuinfo"
+    assert engine._bf16_instructions(info)  # a system that does not say
+    info.write_text(f"flags : fpu {flags}\n")
+    monkeypatch.setattr(engine, "_bf16_instructions", partial(engine._bf16_instructions, info))
+    assert engine.choose("auto", "fp32", CPU) == ("eager", "fp32") and not capsys.readouterr().err
+    assert engine.choose("auto", "bf16", CPU) == ("eager", "bf16")  # what was asked for, the same numbers anywhere
+    assert ("no bfloat16 instructions" in capsys.readouterr().err) is slow
 
 
 def test_a_reader_returns_what_was_there_when_it_was_posted() -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -47,7 +48,14 @@ def choose(mode: Mode, precision: Precision, device: torch.device, *, short: boo
     if precision == "bf16" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
         say_once(f"{torch.cuda.get_device_name(device)} has no bfloat16; computing in float32, which is slower")
         precision = "fp32"
+    if precision == "bf16" and device.type == "cpu" and not _bf16_instructions():
+        say_once("this CPU has no bfloat16 instructions; --precision bf16 takes two or three times as long as fp32")
     return mode, precision
+
+
+def _bf16_instructions(info: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the CPU computes in bfloat16 by itself (avx512_bf16, amx_bf16, bf16), as where nobody says."""
+    return not info.exists() or "bf16" in info.read_text(errors="replace")
 
 
 @cache
