@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -45,6 +46,67 @@ def test_without_a_compiler_or_bfloat16_it_falls_back_in_one_line_each(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2 and "no Triton" in said[0] and "An Old GPU has no bfloat16" in said[1]
     assert engine.choose("compiled", "fp32", CUDA)[0] == "eager"
+
+
+def test_why_nothing_can_be_compiled_is_the_cause_and_not_the_part_that_raised_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(text: str) -> None:
+        def compiled(_: torch.Tensor) -> None:
+            raise RuntimeError(text)
+
+        monkeypatch.setattr(torch, "compile", lambda _: compiled)
+        engine._cannot_compile.cache_clear()
+
+    try:
+        for text in ("backend='inductor' raised:\nno C compiler\n\nSet TORCHDYNAMO_VERBOSE=1", "no C compiler"):
+            refuse(text)
+            assert engine._cannot_compile(CPU) == "no C compiler"
+        refuse("")
+        assert engine._cannot_compile(CPU) == "RuntimeError"
+    finally:
+        engine._cannot_compile.cache_clear()
+
+
+def test_the_compiler_is_silent_about_marks_for_a_profiler(caplog: pytest.LogCaptureFixture) -> None:
+    from torch._dynamo.variables import ctx_manager  # here: it takes seconds to import
+    from torch._logging._internal import warning_once
+
+    def marked(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.profiler.record_function("as optimisers do"):
+            return x + 1
+
+    warning_once.cache_clear()
+    engine.fuser("compiled")
+    ctx_manager.log.addHandler(caplog.handler)
+    try:
+        assert torch.compile(marked, backend="eager")(torch.zeros(1)) == 1
+        ctx_manager.log.warning("something else")
+    finally:
+        ctx_manager.log.removeHandler(caplog.handler)
+    assert {r.getMessage() for r in caplog.records if r.name == ctx_manager.log.name} == {"something else"}
+
+
+@pytest.mark.parametrize(("mode", "times"), [("eager", 0), ("captured", 0), ("compiled", 1), ("graph", 1)])
+def test_that_the_first_step_takes_a_while_is_said_where_it_is_compiled(
+    mode: str, times: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        engine.fuser(mode)
+    assert capsys.readouterr().err.count("compiling the training step") == times
+
+
+@pytest.mark.parametrize(("flags", "slow"), [("avx2 avx512f", True), ("avx512f avx512_bf16", False)])
+def test_bfloat16_on_a_cpu_that_emulates_it_is_called_slower(
+    flags: str, slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = tmp_path / "cpuinfo"
+    assert engine._bf16_instructions(info)  # a system that does not say
+    info.write_text(f"flags : fpu {flags}\n")
+    monkeypatch.setattr(engine, "_bf16_instructions", partial(engine._bf16_instructions, info))
+    assert engine.choose("auto", "fp32", CPU) == ("eager", "fp32") and not capsys.readouterr().err
+    assert engine.choose("auto", "bf16", CPU) == ("eager", "bf16")  # what was asked for, the same numbers anywhere
+    assert ("no bfloat16 instructions" in capsys.readouterr().err) is slow
 
 
 def test_a_reader_returns_what_was_there_when_it_was_posted() -> None:

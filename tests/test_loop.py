@@ -236,6 +236,9 @@ def test_images_stay_on_a_gpu_if_they_leave_half_of_its_memory_free(
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 10 * size))
         assert loop._fits(digits, torch.device("cuda")) is fits
     assert "streamed from the host's memory" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 5)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 3)
+    assert loop._fits(digits, torch.device("cuda"))  # what an earlier run left in torch's cache is free as well
     assert loop._fits(digits, CPU)
 
 

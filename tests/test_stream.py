@@ -413,8 +413,11 @@ def test_other_errors_of_a_step_are_not_taken_for_it(both: tuple[Dataset, Datase
     [("-1", "not negative"), ("many", "not negative"), ("99999", r"NONNEG_WORKERS is 99999 on \d+ cores; set it to")],
 )
 def test_a_number_of_decoders_that_cannot_be_meant_is_refused(
-    given: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+    given: str, sentence: str, both: tuple[Dataset, Dataset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NONNEG_WORKERS", given)
     with pytest.raises(BadInput, match=sentence):
         workers()
+    with pytest.raises(BadInput, match=sentence):
+        train(RUN, tmp_path / "run", data=both[1])
+    assert not (tmp_path / "run").exists()

@@ -584,7 +584,7 @@ def make_reproduction(
             practice or protocol.
         data_root: Where the data are; left out, CIFAR is downloaded.
         only: Only these runs, by name or beginning (cl, ncl-s1); the table is of them alone.
-        seeds: Only this many seeds.
+        seeds: How many seeds to run, the first of those declared; the table is of all that were run.
         report_only: Train nothing; print the table of what was measured, and with --data-root draw its figures.
         epochs: Try everything shortened; kept apart from the real results.
         batch_size: Try it in other batches (for a GPU or a data set that is small); kept apart likewise.

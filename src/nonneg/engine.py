@@ -1,12 +1,14 @@
 """How a step is executed - eagerly, compiled, captured whole in one CUDA graph, or both - and how its counters are read
 without making the device wait."""
 
+import logging
 import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -46,7 +48,14 @@ def choose(mode: Mode, precision: Precision, device: torch.device, *, short: boo
     if precision == "bf16" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
         say_once(f"{torch.cuda.get_device_name(device)} has no bfloat16; computing in float32, which is slower")
         precision = "fp32"
+    if precision == "bf16" and device.type == "cpu" and not _bf16_instructions():
+        say_once("this CPU has no bfloat16 instructions; --precision bf16 takes two or three times as long as fp32")
     return mode, precision
+
+
+def _bf16_instructions(info: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the CPU computes in bfloat16 by itself (avx512_bf16, amx_bf16, bf16), as where nobody says."""
+    return not info.exists() or "bf16" in info.read_text(errors="replace")
 
 
 @cache
@@ -55,7 +64,8 @@ def _cannot_compile(device: torch.device) -> str:
     try:
         torch.compile(torch.neg)(torch.zeros(8, device=device))
     except Exception as error:  # whatever it is, the answer is to go on without
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
+        said = [line for line in str(error).splitlines() if line.strip() and not line.endswith(" raised:")]
+        return said[0].strip() if said else type(error).__name__  # the first line may only name the part that raised it
     return ""
 
 
@@ -87,11 +97,18 @@ def lack_of_memory(error: BaseException | None) -> str:
 def fuser(mode: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """What wraps each piece of a step: `torch.compile` for compiled and graph, else nothing."""
     if mode in ("compiled", "graph"):
+        say_once("compiling the training step: a minute or two the first time on a machine, then a few seconds")
         torch.compiler.reset()  # code of an earlier run in this process; after eight versions it would give up
         for noise in COMPILERS_OWN:
             warnings.filterwarnings("ignore", message=noise)
+        logging.getLogger("torch._dynamo.variables.ctx_manager").addFilter(_not_of_the_profiler)
         return lambda f: torch.compile(f, dynamic=False)
     return lambda f: f
+
+
+def _not_of_the_profiler(record: logging.LogRecord) -> bool:
+    """Whether it says something else than that optimisers mark their steps for a profiler, which a compiler ignores."""
+    return "Profiler record function" not in record.getMessage()
 
 
 def executor(

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from nonneg import engine, progress, rundir
 from nonneg.data import Dataset, Files
-from nonneg.data.stream import Source, replace_unreadable
+from nonneg.data.stream import Source, replace_unreadable, workers
 from nonneg.errors import BadInput
 
 READ_EVERY = 16  # steps between two looks at the counters of a GPU
@@ -146,6 +146,7 @@ def begin(
     whole = {"images": rows.dataset.images, **rows.beside}
     order = torch.arange(len(rows), device=device)
     if streamed:
+        workers()  # a number that cannot be meant is refused now, before a run folder is claimed
         size = batch_size * (2 if pairs else 1)
         here = {k: torch.zeros(size, *v.shape[1:], dtype=v.dtype, device=device) for k, v in whole.items()}
     else:
@@ -175,6 +176,7 @@ def _fits(data: Dataset, device: torch.device) -> bool:
     if device.type != "cuda" or data.images.is_cuda:
         return True
     free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # left of work done before
     if data.images.nbytes <= free / 2:
         return True
     progress.say(
