@@ -648,6 +648,19 @@ def test_any_number_of_runs_stand_side_by_side(capsys: pytest.CaptureFixture[str
     assert "…" not in text and max(map(len, text.splitlines())) <= 80
 
 
+def test_the_table_says_what_a_value_is_to_be_read_against(capsys: pytest.CaptureFixture[str]) -> None:
+    entries = {
+        "kept_probe": measures.entry(0.849, "test accuracy", random=0.612),
+        "identifiability_cosine_share": measures.entry(0.93, "share above 0.5", shuffled=0.0, rotated=0.04),
+        "dci_informativeness": measures.entry(0.6, "accuracy", chance=0.15),
+        "kept_precision": measures.entry(0.5, "precision", random=None),
+    }
+    tables.measured(Path("run"), entries)
+    text = " ".join(re.sub("[│┃]", " ", capsys.readouterr().out).split())
+    assert "as many at random: 61.2%" in text and "images shuffled: 0.0%; features rotated: 4.0%" in text
+    assert "by chance 0.1500" in text and text.count("as many at random") == 1
+
+
 def test_plots_are_left_out_where_nothing_was_measured() -> None:
     assert {name: draw({}, "#000000") for name, draw in plots.PLOTS.items()} == dict.fromkeys(plots.PLOTS)
 
