@@ -584,6 +584,16 @@ def test_class_consistency_of_each_feature_is_kept_and_drawn_beside_its_looks(
     assert code == 0 and "monosemanticity_by_consistency" in {Path(p).stem for p in found["plots"]}
 
 
+def test_a_judge_that_cannot_see_the_images_is_named(
+    tmp_path: Path, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).integers(0, 255, (40, 16, 16, 3), dtype=np.uint8))
+    colour = replace(TINY, data=data.arrays, data_root=tmp_path / "x.npz", batch_size=16)
+    train(colour, tmp_path / "colour")
+    code, _, err = evaluated(capsys, copied / "a", "--only", "monosemanticity", "--judge", tmp_path / "colour")
+    assert code == 1 and f"{tmp_path / 'colour'}: the model takes images of 3 channels; digits has 1" in err
+
+
 def test_a_class_of_one_sample_is_measured_around(
     tmp_path: Path, copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
