@@ -188,6 +188,7 @@ def test_a_folder_of_the_test_images_is_told_like_the_test_images(
     right = probe.right(torch.as_tensor(f["test"].h[chosen]), torch.as_tensor(f["test"].labels[chosen])).item()
     assert found["ood_same"] | {"images": len(chosen), "classes": 3} == found["ood_same"]
     assert found["ood_same"]["value"] == pytest.approx(right / len(chosen))
+    assert f"on the {len(chosen)} images of another folder, of 3 of 10 classes" in found["ood_same"]["definition"]
 
 
 def test_class_names_that_do_not_match_are_listed_from_both_sides(tmp_path: Path, pictures: Path) -> None:
