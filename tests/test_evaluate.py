@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from nonneg import (
@@ -24,6 +27,7 @@ from nonneg import (
     embedding,
     evaluate,
     features,
+    figures,
     files,
     finetune,
     losses,
@@ -184,6 +188,7 @@ def test_a_folder_of_the_test_images_is_told_like_the_test_images(
     right = probe.right(torch.as_tensor(f["test"].h[chosen]), torch.as_tensor(f["test"].labels[chosen])).item()
     assert found["ood_same"] | {"images": len(chosen), "classes": 3} == found["ood_same"]
     assert found["ood_same"]["value"] == pytest.approx(right / len(chosen))
+    assert f"on the {len(chosen)} images of another folder, of 3 of 10 classes" in found["ood_same"]["definition"]
 
 
 def test_class_names_that_do_not_match_are_listed_from_both_sides(tmp_path: Path, pictures: Path) -> None:
@@ -580,6 +585,16 @@ def test_class_consistency_of_each_feature_is_kept_and_drawn_beside_its_looks(
     assert code == 0 and "monosemanticity_by_consistency" in {Path(p).stem for p in found["plots"]}
 
 
+def test_a_judge_that_cannot_see_the_images_is_named(
+    tmp_path: Path, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).integers(0, 255, (40, 16, 16, 3), dtype=np.uint8))
+    colour = replace(TINY, data=data.arrays, data_root=tmp_path / "x.npz", batch_size=16)
+    train(colour, tmp_path / "colour")
+    code, _, err = evaluated(capsys, copied / "a", "--only", "monosemanticity", "--judge", tmp_path / "colour")
+    assert code == 1 and f"{tmp_path / 'colour'}: the model takes images of 3 channels; digits has 1" in err
+
+
 def test_a_class_of_one_sample_is_measured_around(
     tmp_path: Path, copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -644,5 +659,65 @@ def test_any_number_of_runs_stand_side_by_side(capsys: pytest.CaptureFixture[str
     assert "…" not in text and max(map(len, text.splitlines())) <= 80
 
 
+def test_the_table_says_what_a_value_is_to_be_read_against(capsys: pytest.CaptureFixture[str]) -> None:
+    entries = {
+        "kept_probe": measures.entry(0.849, "test accuracy", random=0.612),
+        "identifiability_cosine_share": measures.entry(0.93, "share above 0.5", shuffled=0.0, rotated=0.04),
+        "dci_informativeness": measures.entry(0.6, "accuracy", chance=0.15),
+        "kept_precision": measures.entry(0.5, "precision", random=None),
+    }
+    tables.measured(Path("run"), entries)
+    text = " ".join(re.sub("[│┃]", " ", capsys.readouterr().out).split())
+    assert "as many at random: 61.2%" in text and "images shuffled: 0.0%; features rotated: 4.0%" in text
+    assert "by chance 0.1500" in text and text.count("as many at random") == 1
+
+
 def test_plots_are_left_out_where_nothing_was_measured() -> None:
     assert {name: draw({}, "#000000") for name, draw in plots.PLOTS.items()} == dict.fromkeys(plots.PLOTS)
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, name: str, measured: dict[str, Any]) -> Figure:
+    """The figure of a plot, in which no text may reach over the edge."""
+    shown: list[Figure] = []
+    for room in (plots, figures):
+        monkeypatch.setattr(room, "png_bytes", lambda figure: shown.append(figure) or b"")
+    plots.PLOTS[name](measured, "#d9702b")
+    canvas = FigureCanvasAgg(shown[0])
+    canvas.draw()
+    for text in shown[0].findobj(Text):
+        if text.get_visible() and text.get_text():
+            box = text.get_window_extent(canvas.get_renderer())
+            assert box.x0 >= 0 and box.x1 <= shown[0].bbox.x1 and box.y1 <= shown[0].bbox.y1, text.get_text()
+    return shown[0]
+
+
+def words(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Text)]
+
+
+def test_the_plot_of_stability_counts_all_live_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = [0.9] * 1843 + [0.0] * 205 + [None] * 7  # matched; live, without a partner; dead
+    measured = {f"identifiability_cosine{null}": {"value": 0.5, "each": each} for null in ("", "_shuffled", "_rotated")}
+    said = "|cosine| with the partner, mean over other runs (1843 of 2048 live features have one)"
+    assert said in words(drawn(monkeypatch, "stability", measured))
+
+
+def test_the_plot_of_looks_by_classes_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = {name: {"value": 0.5, "each": [1.0] * 2048} for name in ("monosemanticity", "class_consistency")}
+    measured |= {"monosemanticity_baseline": {"value": 0.0}, "chance": {"value": 0.1}}
+    assert "100 %" in words(drawn(monkeypatch, "monosemanticity_by_consistency", measured))
+
+
+def test_plots_say_on_how_few_images_corruptions_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = {name: {"mean": 0.5, "severity": [0.5] * 5} for name in corruptions.NAMES}
+    corrupted = {"value": 0.5, "clean": 0.9, "images": 20, "subset": "20 test images", "each": each}
+    measured = {"corruption_accuracy": corrupted, "chance": {"value": 0.1}}
+    measured |= {f"ood_{i}": {"value": 0.8, "clean": 0.9} for i in range(4)}
+    assert any(
+        text.startswith("test accuracy in %, 20 images") for text in words(drawn(monkeypatch, "corruptions", measured))
+    )
+    shifts = drawn(monkeypatch, "shifts", measured)
+    assert "corruptions\non 20 images" in words(shifts)
+    axes, chance = shifts.axes[0], next(t for t in shifts.findobj(Text) if t.get_text().startswith("chance"))
+    bars = [patch.get_window_extent() for patch in axes.patches]
+    assert chance.get_window_extent().x0 > max(bar.x1 for bar in bars)  # and not over a bar

@@ -140,6 +140,8 @@ def test_factor_entries_name_the_constant_factors() -> None:
     found = measures.factors(table[:, [0, 2]].astype(float), table, names=["shape", "scale", "x"])
     assert found["mig"]["value"] == pytest.approx(1, abs=0.05) and found["dci_informativeness"]["value"] == 1
     assert found["mig"]["left_out_as_constant"] == ["scale"] and set(found["mig"]["each"]) == {"shape", "x"}
+    means = ("mig", "sap", "dci_completeness", "dci_informativeness")
+    assert all("mean over factors but scale (constant)" in found[name]["definition"] for name in means)
     one = np.stack([table[:, 0], np.zeros(300)], axis=1)  # a code of shape alone
     gaps = measures.factors(one, table, names=["shape", "scale", "x"])["mig"]["each"]
     assert gaps["shape"] == pytest.approx(1, abs=0.05) and gaps["x"] < 0.1

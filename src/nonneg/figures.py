@@ -297,8 +297,8 @@ def bars(values: dict[str, float | None], *, colour: str, width: int, level: flo
             percent(value), (i, value), (0, 3), textcoords="offset points", ha="center", color=INK, fontsize=8
         )
     axes.set_xticks(range(len(values)), list(values))
-    room = 0 if level is None else 0.5 if width > 450 else 1.2  # for the name of the chance level
-    axes.set_xlim(-0.6, len(values) - 0.4 + room)
+    room = 0 if level is None else 0.14 if width > 450 else 0.3  # beside each bar, for the name of the chance level
+    axes.set_xlim(-0.6, len(values) - 0.4 + room * len(values))
     axes.tick_params(axis="x", length=0)
     in_percent(axes)
     axes.set_ylim(0, 1.08)

@@ -563,11 +563,12 @@ def factors(z: Any, table: np.ndarray, *, names: Sequence[str], seed: int = 0) -
     mig, sap, dci = metrics.mig(z, table), metrics.sap(z, table, seed=seed), metrics.dci(z, table, seed=seed)
     constant = [names[i] for i in mig.constant]
     left_out: dict[str, Any] = {"left_out_as_constant": constant} if constant else {}
+    over = f"mean over factors but {', '.join(constant)} (constant)" if constant else "mean over factors"
 
     def by(values: np.ndarray) -> dict[str, float | None]:
         return dict(zip((names[i] for i in mig.used), _numbers(values), strict=True))
 
-    gap = "between the two best features for a factor, mean over factors"
+    gap = f"between the two best features for a factor, {over}"
     forests = "in forests that tell each factor from all features"
     return {
         "mig": entry(mig.score, f"gap of mutual information / entropy {gap}", bins=20, binning="width", **left_out)
@@ -575,15 +576,21 @@ def factors(z: Any, table: np.ndarray, *, names: Sequence[str], seed: int = 0) -
         "sap": entry(sap.score, f"gap of accuracy {gap}", bins=20, binning="width", seed=seed, **left_out)
         | {"each": by(sap.gaps)},
         "dci_disentanglement": entry(
-            dci.disentanglement, f"how much a feature's importance {forests} is for one factor", seed=seed, **left_out
+            dci.disentanglement,
+            f"how much a feature's importance {forests} is for one factor, mean over features by importance",
+            seed=seed,
+            **left_out,
         ),
         "dci_completeness": entry(
-            dci.completeness, f"how much a factor's importance {forests} is in one feature", seed=seed, **left_out
+            dci.completeness,
+            f"how much a factor's importance {forests} is in one feature, {over}",
+            seed=seed,
+            **left_out,
         )
         | {"each": by(dci.completeness_by_factor)},
         "dci_informativeness": entry(
             dci.informativeness,
-            "accuracy of these forests on held-out test samples, mean over factors",
+            f"accuracy of these forests on held-out test samples, {over}",
             chance=float(dci.chance_by_factor.mean()),
             seed=seed,
             **left_out,

@@ -181,7 +181,10 @@ def out_of_distribution(
         assert made.labels is not None
         h, y = (torch.as_tensor(a, device=device) for a in (made.h, made.labels))
         right, total = right + int(probe.right(h, y)), total + len(y)
-    text = "accuracy of logistic regression on h, trained on clean images, on the images of another folder"
+    text = (
+        f"accuracy of logistic regression on h, trained on clean images, on the {total} images of another folder, of "
+        f"{place.classes} of {len(probe.classes)} classes"
+    )
     return {
         f"ood_{place.name}": entry(
             right / total, text, images=total, classes=place.classes, clean=probe.clean, l2=probe.l2

@@ -130,8 +130,9 @@ def stability_histogram(measured: dict[str, dict], colour: str) -> bytes | None:
         axes.axvline(level, color=INK, linewidth=0.9, linestyle=(0, dashes))
         axes.annotate(f"{name} {level:.2f}", (level, 1.03), xycoords=("data", "axes fraction"), color=INK,
                       fontsize=7.5, ha="center")  # fmt: skip
-    alone = f", {len(scores) - len(matched)} without a partner" * (len(matched) < len(scores))
-    axes.set_xlabel(f"stability: |cosine| with the partner, mean over other runs ({len(matched)} live features{alone})")
+    axes.set_xlabel(
+        f"|cosine| with the partner, mean over other runs ({len(matched)} of {len(scores)} live features have one)"
+    )
     axes.set_ylabel("features")
     return png_bytes(figure)
 
@@ -163,14 +164,14 @@ def monosemanticity_by_consistency(measured: dict[str, dict], colour: str) -> by
     points = np.array([(c, m) for c, m in zip(classes, looks, strict=True) if c is not None and m is not None])
     if not len(points):
         return None
-    figure, axes = one_panel(566, 330)
+    figure, axes = one_panel(566, 330, right=24)
     axes.scatter(*points.T, s=16, color=colour, alpha=0.6, linewidths=0, clip_on=False, zorder=3)
     axes.axvline(measured["chance"]["value"], color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.8)
     level = measured["monosemanticity_baseline"]["value"]
     axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.8)
     axes.set_xlim(0, 1)
     axes.set_ylim(min(0.0, float(points[:, 1].min())) - 0.05, 1)
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     axes.set_xlabel(
         f"class consistency of a feature ({len(points)} features; dashed: chance, equally on for all images)"
     )
@@ -218,7 +219,8 @@ def corruption_matrix(measured: dict[str, dict], colour: str) -> bytes | None:
     axes.tick_params(length=0, labelsize=7.5)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    said = f"test accuracy in %: {percent(entry['value'])} over all, {percent(entry['clean'])} on clean images"
+    accuracy = f"{percent(entry['value'])} over all, {percent(entry['clean'])} undamaged"
+    said = f"test accuracy in %, {entry['images']} images: {accuracy}"
     figure.text(128 / 566, 1 - 18 / 460, said, fontsize=8, color=MUTED)
     return png_bytes(figure)
 
@@ -230,10 +232,10 @@ def shifted_bars(measured: dict[str, dict], colour: str) -> bytes | None:
         return None
     values = {"test images": next(iter(elsewhere.values()))["clean"]}
     values |= {printable(name, 16): e["value"] for name, e in elsewhere.items()}
-    corrupted, chance = (measured.get(key, {}).get("value") for key in ("corruption_accuracy", "chance"))
-    if corrupted is not None:
-        values["corruptions"] = corrupted
-    return bars(values, colour=colour, width=566, level=chance)
+    if corrupted := measured.get("corruption_accuracy"):
+        tried = f"\non {corrupted['images']} images" * ("subset" in corrupted)
+        values[f"corruptions{tried}"] = corrupted["value"]
+    return bars(values, colour=colour, width=566, level=_value(measured, "chance"))
 
 
 def probabilities(measured: dict[str, dict], colour: str) -> bytes | None:

@@ -13,6 +13,12 @@ from nonneg.measures import Entry
 
 screen = Console()
 WIDEST = 24  # characters of a column
+BESIDE = {  # what an entry's value is to be read against, in the same units
+    "chance": "by chance",
+    "random": "as many at random:",
+    "shuffled": "images shuffled:",
+    "rotated": "features rotated:",
+}
 WITH = {"subset": "on {} (--subset)", "judge": "judged by {}", "runs": "against {}"}  # parameters to be told
 IF_OTHER = {"temperature": "at temperature {}", "views": "views: {}", "images": "on {} images"}  # if runs differ in it
 PLAIN = (
@@ -37,8 +43,8 @@ def measured(run: Path, entries: dict[str, Entry]) -> None:
     """Every measure of a run with its definition, and why some have no value."""
     table = Table(Column("measure", overflow="fold"), "value", "definition", title=str(run))
     for name, entry in entries.items():
-        chance = "" if entry.get("chance") is None else f"; by chance {show(name, entry['chance'])}"
-        table.add_row(name, show(name, entry["value"]), entry["definition"] + chance)
+        beside = (f"; {said} {show(name, entry[key])}" for key, said in BESIDE.items() if entry.get(key) is not None)
+        table.add_row(name, show(name, entry["value"]), entry["definition"] + "".join(beside))
     screen.print(table)
     for name, why in without_value(entries).items():
         say(f"no value: {name} ({why})")
