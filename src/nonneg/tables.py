@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from nonneg import workflow
 from nonneg.measures import Entry
 
-screen = Console()
+screen = Console(markup=False, emoji=False)  # names of classes, files and folders are shown as they are
 WIDEST = 24  # characters of a column
 WITH = {"subset": "on {} (--subset)", "judge": "judged by {}", "runs": "against {}"}  # parameters to be told
 IF_OTHER = {"temperature": "at temperature {}", "views": "views: {}", "images": "on {} images"}  # if runs differ in it
