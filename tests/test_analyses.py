@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -132,6 +133,15 @@ def test_the_bytes_figure_names_what_sixteen_bytes_give() -> None:
     more = [{"bytes": 32, "kept": 16, "method": "activations, 8 bits", "precision": 0.99}]
     charts._name_the_best(axes, {"NCL": ncl + more, "CL": cl})
     assert [text.get_text() for text in axes.texts] == ["NCL in 16 bytes: 79.7", "the best of CL\nin 16 bytes: 76.7"]
+
+
+def test_one_epoch_of_a_classifier_is_drawn_as_a_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(charts, "png_bytes", lambda figure: figure)
+    curves = {"ce": [[(1, 0.2)], [(1, 0.4)]], "nce": [[(1, 0.1), (2, 0.5)]]}
+    figure = cast(Figure, charts.learning({"digits": {"curves": curves, "search": {}}}))
+    point, line = figure.axes[0].lines
+    assert point.get_marker() == "o" and point.get_ydata() == pytest.approx([30])
+    assert line.get_marker() == "None"
 
 
 def test_every_way_that_the_bytes_figure_draws_was_measured(place: Path) -> None:

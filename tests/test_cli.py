@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.table import Table
 
-from nonneg import cli, data, features, progress, theory, workflow
+from nonneg import cli, data, features, progress, tables, theory, workflow
 
 SMALL = ["--backbone", "small_net:width=4", "--projector", "32", "16", "--epochs", "1", "--batch-size", "16"]
 
@@ -358,3 +359,12 @@ def test_theory_prints_rows_writes_a_page_and_refuses_impossible_worlds(
     ):
         code, _, err = run(capsys, "theory", "--world", world, "--out", str(tmp_path / "none.html"))
         assert code == 1 and says in err and not (tmp_path / "none.html").exists()
+
+
+def test_a_name_in_brackets_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    named = "x [red] :cat: [/y]"  # to rich: a colour, a picture, and an error
+    table = Table("feature", f"for {named}", title=f"image {named}")
+    table.add_row("1", named)
+    tables.screen.print(table, width=100)
+    tables.screen.print(f"drawn: {named}", soft_wrap=True)
+    assert capsys.readouterr().out.count(named) == 4

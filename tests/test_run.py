@@ -1,5 +1,6 @@
 """Run and names: a round trip through JSON, and nothing from outside the package."""
 
+import math
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,11 @@ WHERE = Path("run.json")
 
 @pytest.mark.parametrize(
     "run",
-    [*RECIPES.values(), Run(data_root=Path("a b"), projector=(3,), loss=partial(losses.info_nce, temperature=0.05))],
+    [
+        *RECIPES.values(),
+        Run(data_root=Path("a b"), projector=(3,), loss=partial(losses.info_nce, temperature=0.05)),
+        Run(loss=partial(losses.spectral, mu=math.inf)),
+    ],
 )
 def test_a_run_survives_json(run: Run) -> None:
     back = from_json(run.to_json(), WHERE)
@@ -64,6 +69,14 @@ def test_knobs_are_bound_by_name_and_the_first_one_by_place() -> None:
 def test_a_wrong_name_gets_one_clear_sentence(text: str, role: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         names.find(text, ROLES[role])
+
+
+def test_a_text_stays_text_and_a_number_may_be_infinite() -> None:
+    for text in ("2024", "true", "None", "inf"):
+        assert names.find(f"timm:{text}", ROLES["backbone"]).keywords == {"name": text}  # pyright: ignore
+    assert names.find("spectral:mu=inf", ROLES["loss"]).keywords == {"mu": math.inf}  # pyright: ignore
+    with pytest.raises(BadInput, match="pad=inf should be a whole number"):
+        names.find("resnet18:pad=inf", ROLES["backbone"])
 
 
 def test_a_knob_that_may_be_left_open_takes_none_or_a_number() -> None:

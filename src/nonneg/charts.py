@@ -273,7 +273,8 @@ def learning(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
             seeds = [np.array(curve, dtype=float) for curve in found["curves"].get(loss, ())]
             if seeds:
                 mean = np.mean(seeds, axis=0)
-                above.plot(mean[:, 0], 100 * mean[:, 1], dash, color=colour, linewidth=1.4, label=text)
+                dot = "o" if len(mean) == 1 else None  # one epoch has no line
+                above.plot(mean[:, 0], 100 * mean[:, 1], dash, color=colour, linewidth=1.4, label=text, marker=dot)
             if points := sorted(found["search"].get(loss, ())):
                 x, y, entropy = np.array(points).T
                 below.plot(x, 100 * y, dash, color=colour, linewidth=1.2, marker="o", markersize=3)

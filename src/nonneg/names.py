@@ -7,6 +7,7 @@ this package whose first parameters are that room's; a file can never name code 
 
 import ast
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -106,10 +107,12 @@ def _knobs(f: Callable[..., Any], role: Role) -> dict[str, inspect.Parameter]:
 
 def _literal(value: str, knob: inspect.Parameter, where: str) -> Any:
     """`value` as the type the knob declares, by Python's literals; text stays text."""
+    if knob.annotation is str:
+        return value
     try:
         parsed = ast.literal_eval(value)
     except (ValueError, SyntaxError):
-        parsed = {"true": True, "false": False}.get(value.lower(), value)
+        parsed = {"true": True, "false": False, "inf": math.inf}.get(value.lower(), value)
     choices = getattr(knob.annotation, "__args__", ()) if "Literal" in str(knob.annotation) else ()
     if choices and parsed not in choices:
         raise unknown(f"{knob.name} of {where}", str(parsed), map(str, choices))

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from nonneg import workflow
 from nonneg.measures import Entry
 
-screen = Console()
+screen = Console(markup=False, emoji=False)  # names of classes, files and folders are shown as they are
 WIDEST = 24  # characters of a column
 BESIDE = {  # what an entry's value is to be read against, in the same units
     "chance": "by chance",
