@@ -67,7 +67,7 @@ def analyse(
     if not lines:
         progress.say(f"no results of {name} in {results.absolute()}; --results names another folder")
     if picture := analysis.draw(lines) if lines and not report_only else None:
-        gallery.write(results / "figures" / f"{name}.png", picture)
+        gallery.write(results / "figures" / f"{name}.png", picture, colours=gallery.CHART)
     missing = _not_asked(analysis, lines)
     if not report_only:
         files.write_text(results / f"{name}.md", as_markdown(_analysis_table(analysis, lines, missing)))

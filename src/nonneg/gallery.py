@@ -16,6 +16,8 @@ from nonneg.features import Features
 from nonneg.figures import Column
 from nonneg.multimodal import PairRun
 
+CHART, PHOTOGRAPHS = 64, 256  # colours
+
 
 def draw(
     name: str,
@@ -40,8 +42,8 @@ def draw(
     for suffix, show in experiment.side_by_side().items():
         page, mine = runs / name / f"report{suffix}.html", {n: folders[n] for n in show if n in folders}
         columns, gone = [], [n for n in show if n in ledger.of(name, experiment, results) and n not in mine]
-        pictures = {place / f"{name}{suffix}.png": partial(figures.hero, rows=6, thumb=26)}
-        pictures |= {place / f"{name}{suffix}-features.png": figures.overview}
+        pictures = {place / f"{name}{suffix}.png": (partial(figures.hero, rows=6, thumb=26), PHOTOGRAPHS)}
+        pictures |= {place / f"{name}{suffix}-features.png": (figures.overview, CHART)}
         if mine and (anew or _stale((page, *pictures), mine)):
             columns = [workflow.column(f, experiment.methods[method_of(n)], data_root) for n, f in mine.items()]
             intro = f"nonneg reproduce {name}: {', '.join(c.title for c in columns)}, from the same seed."
@@ -55,9 +57,9 @@ def draw(
                 f"{files_left} are left as they are: {' and '.join(gone)}, which they may show, cannot be drawn"
             )
             columns = []
-        for path, draw in pictures.items() if columns else ():
+        for path, (draw, colours) in pictures.items() if columns else ():
             written.append(path)
-            write(path, draw(columns))
+            write(path, draw(columns), colours=colours)
     if anew and data_root is not None:
         for method, seeds in _seeds_kept(name, experiment, results).items():
             again = list(_kept_columns(name, experiment, seeds, results, data_root))
@@ -65,7 +67,7 @@ def draw(
                 [replace(c, title=f"{c.title}, {n}") for n, c in zip(seeds, again, strict=True)]
             ):
                 written.append(place / f"{name}-{method}-seeds.png")
-                write(written[-1], picture)
+                write(written[-1], picture, colours=PHOTOGRAPHS)
     return written
 
 
@@ -93,14 +95,14 @@ def _write_pair_figures(
             intro = f"nonneg reproduce {name}: {', '.join(c.column.title for c in columns)}, from the same seed."
             multimodal.report.write(columns, page, title=f"{name}: images and words of each feature", intro=intro)
             written.append(picture)
-            write(picture, multimodal.report.picture(columns))
+            write(picture, multimodal.report.picture(columns), colours=PHOTOGRAPHS)
     return written
 
 
-def write(path: Path, picture: bytes) -> None:
-    """A PNG in a palette of 256 colours, a third of the size: results are kept in a repository."""
+def write(path: Path, picture: bytes, *, colours: int) -> None:
+    """A PNG in a palette of CHART or PHOTOGRAPHS, a fraction of the size: results are kept in a repository."""
     with Image.open(io.BytesIO(picture)) as opened, files.atomic(path) as temporary:
-        temporary.write_bytes(figures.png(opened.convert("RGB"), palette=True))
+        temporary.write_bytes(figures.png(opened.convert("RGB"), colours=colours))
 
 
 def _seeds_kept(name: str, experiment: Experiment, results: Path) -> dict[str, list[str]]:

@@ -420,12 +420,14 @@ def strips(v: View, features: np.ndarray) -> Panel:
     fires = np.bincount(
         column.test.z.indices[np.abs(column.test.z.data) >= EPS], minlength=figures.shape(column.test)[1]
     )
-    photographs = min(column.images.shape[-2:]) > 32
+    colours = 256 if min(column.images.shape[-2:]) > 32 else None  # of photographs
     strips = []
     for feature, images in zip(features, figures.top_images(column, features, IMAGES), strict=True):
         majority = figures.majority(column, images)
         name, count = majority if majority else (f"feature {feature}", None)
-        picture = figures.png(figures.feature_grid(column, [int(feature)], IMAGES), palette=photographs)
+        picture = figures.png(
+            figures.feature_grid(column, [int(feature)], IMAGES), colours=256 if photographs else None
+        )
         said = f"{count} of {len(images)} · " * bool(count) + f"on {figures.percent(int(fires[feature]) / n, 0)}"
         stable = column.stability[feature] if column.stability else None
         said += "" if stable is None else f" · stable {stable:.2f}"

@@ -130,7 +130,7 @@ def reproduce(
     if not report_only:
         files.write_text(results / f"{name}.md", as_markdown(made))
         if picture := experiment.draw and experiment.draw(ledger.of(name, experiment, results)):
-            gallery.write(results / "figures" / f"{name}.png", picture)
+            gallery.write(results / "figures" / f"{name}.png", picture, colours=gallery.CHART)
     return table(name, experiment, results, only) if only else made
 
 
