@@ -425,9 +425,7 @@ def strips(v: View, features: np.ndarray) -> Panel:
     for feature, images in zip(features, figures.top_images(column, features, IMAGES), strict=True):
         majority = figures.majority(column, images)
         name, count = majority if majority else (f"feature {feature}", None)
-        picture = figures.png(
-            figures.feature_grid(column, [int(feature)], IMAGES), colours=256 if photographs else None
-        )
+        picture = figures.png(figures.feature_grid(column, [int(feature)], IMAGES), colours=colours)
         said = f"{count} of {len(images)} · " * bool(count) + f"on {figures.percent(int(fires[feature]) / n, 0)}"
         stable = column.stability[feature] if column.stability else None
         said += "" if stable is None else f" · stable {stable:.2f}"
