@@ -190,18 +190,19 @@ def test_agreement_is_one_where_both_are_the_same() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 999), least=st.integers(1, 4))
-def test_a_words_score_is_the_mean_over_the_texts_that_hold_it(seed: int, least: int) -> None:
+def test_a_words_score_is_the_damped_mean_over_the_texts_that_hold_it(seed: int, least: int) -> None:
     rng = np.random.default_rng(seed)
     texts = [["abcdef"[i] for i in rng.integers(0, 6, rng.integers(1, 5))] for _ in range(9)]
     z = rng.integers(0, 3, (9, 4)).astype(float)
-    got = metrics.word_scores(sparse.csr_array(z), texts, least=least)
+    zeros = float(rng.integers(0, 4))
+    got = metrics.word_scores(sparse.csr_array(z), texts, least=least, zeros=zeros)
     counts = {w: sum(w in text for text in texts) for w in "abcdef"}
     assert got.words == [w for w in "abcdef" if counts[w] >= least]
     for w, n, scores in zip(got.words, got.counts, got.scores, strict=True):
         assert n == counts[w]
         for d in range(4):
             held = [z[t, d] / math.sqrt(z[t] @ z[t]) if z[t].any() else 0.0 for t in range(9) if w in texts[t]]
-            assert scores[d] == pytest.approx(sum(held) / len(held))
+            assert scores[d] == pytest.approx(sum(held) / (len(held) + zeros))
 
 
 def test_a_word_may_count_by_the_images_that_it_was_given_to() -> None:
@@ -209,12 +210,21 @@ def test_a_word_may_count_by_the_images_that_it_was_given_to() -> None:
     assert metrics.word_scores(z, texts, least=3).words == []
     got = metrics.word_scores(z, texts, least=3, times=[3, 2, 5])
     assert got.words == ["blue", "red"] and got.counts.tolist() == [1, 1]
-    assert got.top(0, 3) == [("red", 1.0)] and got.top(1, 3) == []
+    assert got.top(0, 3) == [("red", 0.25)] and got.top(1, 3) == []
+
+
+def test_a_word_of_many_texts_comes_before_a_word_of_one() -> None:
+    z = sparse.csr_array([[1.0, 0.0]] * 7 + [[0.8, 0.6]])  # seven smiles, one of them crying, and something else
+    texts = [["smile"]] * 6 + [["smile", "tears"], ["other"]]
+    got = metrics.word_scores(z, texts, least=1)
+    assert [word for word, _ in got.top(0, 3)] == ["smile", "tears", "other"]
+    assert dict(got.top(0, 3))["smile"] == pytest.approx(7 / 10)
+    assert dict(metrics.word_scores(z, texts, least=1, zeros=0).top(0, 2)) == pytest.approx({"smile": 1, "tears": 1})
 
 
 def test_the_top_words_of_a_feature() -> None:
     z = np.array([[1.0, 0], [1, 0], [0, 1], [3, 4]])
-    got = metrics.word_scores(z, [["cat"], ["cat", "cat"], ["dog"], ["dog", "cat"]], least=2)
+    got = metrics.word_scores(z, [["cat"], ["cat", "cat"], ["dog"], ["dog", "cat"]], least=2, zeros=0)
     assert got.words == ["cat", "dog"] and got.counts.tolist() == [3, 2]
     assert got.top(0, 5) == [("cat", pytest.approx(2.6 / 3)), ("dog", pytest.approx(0.3))]
     assert got.top(1, 1) == [("dog", pytest.approx(0.9))]

@@ -401,11 +401,11 @@ def test_features_that_agree_most_come_first_and_those_of_one_kind_not_at_all() 
     assert column.agreed(3).tolist() == [2, 4, 0] and column.agreed(9).tolist() == [2, 4, 0, 3]
 
 
-def test_a_word_counts_the_images_of_its_texts_and_scores_the_mean_of_its_texts() -> None:
+def test_a_word_counts_the_images_of_its_texts_and_scores_the_damped_mean_of_its_texts() -> None:
     said = {"a red cat": [3.0, 0.0], "A dog": [0.0, 2.0]}
     made = by_hand([[1, 0]] * 4, said, [(0, 0), (1, 0), (2, 0), (3, 1)])
     found = made.words()  # "a" in both texts, "red" and "cat" in that of three images, "dog" in that of one
-    assert found.words == ["a", "cat", "red"] and found.scores.tolist() == [[0.5, 0.5], [1, 0], [1, 0]]
+    assert found.words == ["a", "cat", "red"] and found.scores.tolist() == [[0.2, 0.2], [0.25, 0], [0.25, 0]]
 
 
 def test_a_report_takes_its_words_from_the_training_texts(photos: Path, tmp_path: Path) -> None:

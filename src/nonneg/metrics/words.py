@@ -28,12 +28,19 @@ class Words:
 
 
 def word_scores(
-    z: Matrix, words: Sequence[Collection[str]], *, least: int = 3, times: Sequence[int] | np.ndarray | None = None
+    z: Matrix,
+    words: Sequence[Collection[str]],
+    *,
+    least: int = 3,
+    times: Sequence[int] | np.ndarray | None = None,
+    zeros: float = 3.0,
 ) -> Words:
-    """score(w, d) = mean of z_td / |z_t| over the texts t that hold the word w, for words of `least` texts or more.
+    """score(w, d) = sum of z_td / |z_t| over the n texts t that hold w, / (n + zeros), for words of `least` texts.
 
-    A word counts once in a text, however often it stands there. With `times` a text counts so often towards `least`,
-    as often as it was given to an image, say; the mean is over texts all the same.
+    It is the mean as if `zeros` more texts with the word had not switched the feature on, so that a word of one text,
+    which may have been learned by heart, does not stand before one that does the same in many. A word counts once in a
+    text, however often it stands there. With `times` a text counts so often towards `least`, as often as it was given
+    to an image, say; the sum is over texts all the same.
     """
     if least < 1:
         raise BadInput(f"words are scored from {least} texts on; give 1 or more")
@@ -53,5 +60,5 @@ def word_scores(
     if not held:
         return Words(kept, many, np.zeros((len(kept), z.shape[1])))
     row, column = np.array(held).T
-    share = sparse.csr_array((1 / many[row], (row, column)), shape=(len(kept), z.shape[0]))
+    share = sparse.csr_array((1 / (many[row] + zeros), (row, column)), shape=(len(kept), z.shape[0]))
     return Words(kept, many, (share @ z).toarray())

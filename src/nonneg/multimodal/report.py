@@ -138,8 +138,9 @@ def said_features(columns: Sequence[PairColumn], views: list[View], seed: int) -
         "features",
         "What each feature looks at, and what it is called",
         f"Each row is one feature: the {report.IMAGES} test images on which it is largest, and the words on which it "
-        "is largest. A word's score is the mean of the feature over the distinct training texts that hold the word, "
-        f"each text's features at length 1, for words in the texts of {LEAST} images or more; the paler, the smaller. "
+        "is largest. A word's score is the mean of the feature over the distinct training texts that hold the word and "
+        "three more as if they did not switch it on (a word of one text would lead by luck), each text's features at "
+        f"length 1, for words in the texts of {LEAST} images or more; the paler, the smaller. "
         "The mark on the bar is the modality balance: in the middle images and texts switch the feature on alike, at "
         "the right end only images do, at the left only texts. Shown are the features on which test images and their "
         "texts agree most (the cosine over pairs): features that belong to one kind alone have no such cosine and are "
