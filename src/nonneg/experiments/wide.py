@@ -3,9 +3,9 @@
 Claim: with so many features most are hardly used by NCL, and a quarter of them keeps all of the accuracy, retrieval and
 transfer, while CL loses with each: `nonneg reproduce selection` asks that of these runs.
 Cost: digits, six runs of a minute and a half on one CPU core (--only digits). CIFAR-100, the paper's projector
-(512-16384-2048), two runs of 100 epochs on one H200, half of the other CIFAR runs: the question is what selection
-loses, not how good the features can become. CIFAR-100 with a narrow net and a smaller projector, 12 epochs, half an
-hour each on one CPU core (--only narrow). The H200's two are not run yet.
+(512-16384-2048), two runs of 100 epochs, some two minutes each on one H200, half of the other CIFAR runs: the question
+is what selection loses, not how good the features can become. CIFAR-100 with a narrow net and a smaller projector, 12
+epochs, half an hour each on one CPU core that has bfloat16 (--only narrow).
 Run: nonneg reproduce wide
 """
 
