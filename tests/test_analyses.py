@@ -212,6 +212,10 @@ def test_digits_with_many_features_are_selected_and_transferred_to_nothing(
     assert find(rows, "linear probe of z, a quarter kept at random", "NCL (relu), digits, wide").seeds == 1
     assert not [r for r in rows if r.measure.startswith("transfer")]
     assert analyses.find("selection").draw(lines(tmp_path, "selection")) is not None
+    assert (
+        analyses.find("selection").draw({"wide-digits-ncl-s0": lines(tmp_path, "selection")["wide-digits-ncl-s0"]})
+        is None
+    )
 
 
 def test_identifiability_matches_the_seeds_of_a_method(place: Path) -> None:

@@ -95,11 +95,12 @@ def _probe(made: Sequence[Features], chosen: np.ndarray, subject: Subject) -> fl
 
 def draw(lines: Mapping[str, Line]) -> bytes | None:
     """Probe, transfer and precision over the number of kept features, a row of panels for each data set."""
-    found = first_seeds(lines)
+    found, beside = first_seeds(lines), {title: {} for title, _ in BESIDE.values()}
     for name in sorted(lines):
         if (method := method_of(name)) in BESIDE:
             title, who = BESIDE[method]
-            found.setdefault(title, {}).setdefault(who, lines[name]["measures"])
+            beside[title].setdefault(who, lines[name]["measures"])
+    found |= {title: pair for title, pair in beside.items() if len(pair) == 2}  # one alone says little
     panels = {of: {run: m["rows"] for run, m in runs.items()} for of, runs in found.items()}
     return charts.kept_features(panels) if panels else None
 
