@@ -115,7 +115,19 @@ def test_linear_probe_matches_scikit_learn_on_digits():
     assert result.l2 in L2
     regression = LogisticRegression(C=1 / (result.l2 * len(train_x)), tol=1e-6, max_iter=10_000)
     reference = make_pipeline(StandardScaler(), regression).fit(train_x, train_y)
-    assert result.accuracy == pytest.approx(reference.score(test_x, test_y), abs=1.5 / len(test_x))
+    # With the weakest l2, which one CPU's rounding chooses and another's does not, the minimum is flat: its loss is
+    # found, and the last steps there would move a few test images.
+    x = reference[0].transform(train_x)  # standardised
+    weight = result.model.weight.numpy() * reference[0].scale_[:, None]
+    bias = result.model.bias.numpy() + reference[0].mean_ @ result.model.weight.numpy()
+
+    def objective(weight: np.ndarray, bias: np.ndarray) -> float:
+        logits = torch.from_numpy(x @ weight + bias)
+        return F.cross_entropy(logits, torch.from_numpy(train_y)).item() + result.l2 / 2 * (weight**2).sum()
+
+    least = objective(reference[-1].coef_.T, reference[-1].intercept_)
+    assert least - 1e-5 < objective(weight, bias) < least + 3e-4
+    assert result.accuracy == pytest.approx(reference.score(test_x, test_y), abs=0.01)
     assert result.validation_accuracy > 0.95
 
 

@@ -3,8 +3,8 @@
 Claim: NCL loses almost nothing with a quarter of its features, CL loses much (ImageNet-100, 2,048 features, 512 kept).
 So it is here with 2,048 features on CIFAR-100 and on digits, but for CL, which loses little. With 256 features on
 CIFAR-100 it is the other way round: NCL loses half of its probe's accuracy, CL nothing.
-Cost: minutes a run on one CPU core, given its features here and on the other data set (digits have no other); with
-2,048 features on CIFAR three and a half minutes on one H200.
+Cost: two to seven minutes a run of CIFAR on one H200, with other work beside it; on one CPU core half an hour (256
+features), digits a minute.
 Run: nonneg reproduce selection --data-root DIR
 
 z here is the projector's output before any map, signed for CL and NCL alike. Every row says where ReLU enters:

@@ -4,7 +4,7 @@ Claim: only relu and rep_relu give exact zeros; of the two, rep_relu leaves fewe
 Cost: digits, 18 runs of about half a minute on one CPU core (--only digits); CIFAR-10, one run of 200 epochs and five
 of 50, about 9 minutes on one H200 (--only cifar10). rep_relu at 200 epochs is the run ncl-s0 of cifar10, not trained
 again; rep_relu at 50 is there so that the maps at 50 epochs have something to be compared with. CL and NCL on CIFAR-10
-with a small net for 15 epochs, half an hour each on one CPU core (--only small).
+with a small net for 15 epochs, 40 minutes each on one busy CPU core (--only small).
 Run: nonneg reproduce maps
 
 All are probed by logistic regression on cached features: the paper's probe flips and crops, which digits do not bear.
