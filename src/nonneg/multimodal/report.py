@@ -279,7 +279,7 @@ def active_in_texts(columns: Sequence[PairColumn], views: list[View], seed: int)
 
 
 def picture(columns: Sequence[PairColumn], *, rows: int = 6, images: int = 7) -> bytes:
-    """The README's picture: features with their images and words, a column a run, and each run's balance below.
+    """The findings' picture: features with their images and words, a column a run, and each run's balance below.
 
     One pixel of the bitmap a CSS pixel, for pictures in colour are large and results are kept in a repository.
     """
