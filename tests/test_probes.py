@@ -161,11 +161,39 @@ def test_knn_without_temperature_matches_scikit_learn(k: int):
     assert knn(train_x, train_y, test_x, test_y, k=k, temperature=None) == reference.score(test_x, test_y)
 
 
-def test_of_equal_neighbours_the_first_and_of_equal_votes_the_smallest_class_win():
+def test_equal_neighbours_share_the_places_that_are_left_and_of_equal_votes_the_smallest_class_wins():
     train_x, test_x = np.ones((40, 3)), np.ones((1, 3))
-    train_y = np.array([2, 2, 1, 1, 1] + [0] * 35)
-    for k, winner in ((1, 2), (3, 2), (4, 1), (5, 1), (6, 1), (40, 0)):
-        assert knn(train_x, train_y, test_x, np.array([winner]), k=k) == 1, k
+    train_y = np.array([2] * 3 + [1] * 20 + [0] * 17)
+    for k in (1, 5, 39, 40):  # all are equally near, so the largest class wins, wherever it stands
+        for order in (slice(None), slice(None, None, -1)):
+            assert knn(train_x, train_y[order], test_x, np.array([1]), k=k) == 1
+    even = np.array([2] * 20 + [1] * 20)
+    assert knn(train_x, even, test_x, np.array([1]), k=7) == 1
+
+
+@pytest.mark.parametrize("temperature", [None, 0.1])
+def test_neighbours_tied_at_the_last_place_are_heard_in_part(temperature: float | None):
+    """Whole numbers, so that many are tied; against votes counted one by one."""
+    rng = np.random.default_rng(3)
+    train_x, test_x = (rng.integers(0, 3, (n, 2)).astype(np.float32) for n in (60, 30))
+    train_y, k = rng.integers(0, 3, 60), 9
+    right = []
+    for query in test_x.astype(np.float64):
+        norms = np.linalg.norm(query) * np.linalg.norm(train_x.astype(np.float64), axis=1)
+        cosine = np.divide(train_x @ query, norms, out=np.zeros(60), where=norms > 0).round(6)
+        bar = np.sort(cosine)[-k]
+        share = (k - (cosine > bar).sum()) / (cosine == bar).sum()
+        votes = np.zeros(3)
+        for c, y in zip(cosine, train_y, strict=True):
+            votes[y] += ((c > bar) + (c == bar) * share) * (1 if temperature is None else np.exp(c / temperature))
+        right.append(int(votes.argmax()) if np.diff(np.sort(votes))[-1] > 1e-6 else -1)
+    answers = np.array(right)
+    clear = answers >= 0  # of equal votes rounding decides
+    assert clear.sum() > 15
+    answers = answers[clear]
+    assert knn(train_x, train_y, test_x[clear], answers, k=k, temperature=temperature) == 1
+    turned = train_x[::-1].copy(), train_y[::-1].copy(), test_x[clear], answers
+    assert knn(*turned, k=k, temperature=temperature) == 1
 
 
 # Edges

@@ -151,8 +151,9 @@ def knn(
 ) -> float:
     """Test accuracy when the k training samples of largest cosine vote, each with weight exp(cosine / temperature).
 
-    k is `default_k` unless given, at most N; without a temperature every vote counts the same. Of equally similar
-    neighbours the first in the training data is taken, of equal votes the smallest class; zero rows have cosine 0.
+    k is `default_k` unless given, at most N; without a temperature every vote counts the same. Equally similar
+    neighbours that have no room among the k share the places that are left, so the order of the training data does not
+    matter; of equal votes the smallest class wins; zero rows have cosine 0.
     """
     train, classes, y, test, answer = _check(train_x, train_y, test_x, test_y, device)
     k = default_k(len(train)) if k is None else min(k, len(train))
@@ -161,25 +162,24 @@ def knn(
     train, right = _unit(train), 0
     for queries, truth in zip(*(t.split(max(1, CHUNK // len(train))) for t in (_unit(test), answer)), strict=True):
         cosine = queries @ train.T  # queries x N
-        neighbour = _nearest(cosine, k)
-        similarity = cosine.gather(1, neighbour).double()
-        vote = torch.ones_like(similarity)
-        if temperature is not None:  # relative to the nearest, so that exp cannot overflow
-            vote = ((similarity - similarity.amax(1, keepdim=True)) / temperature).exp()
-        votes = vote.new_zeros(len(queries), len(classes)).scatter_add_(1, y[neighbour], vote)
+        values, columns = cosine.topk(min(k + 1, len(train)), dim=1)
+        heard = _heard(values[:, :k], values[:, :1], temperature)
+        votes = heard.new_zeros(len(queries), len(classes)).scatter_add_(1, y[columns[:, :k]], heard)
+        if (tied := (values[:, k:] == values[:, k - 1 : k]).any(1)).any():
+            bar, nearest = values[tied, k - 1 : k], values[tied, :1]
+            above, level = cosine[tied] > bar, cosine[tied] == bar
+            place = above + level * (k - above.sum(1, keepdim=True)).double() / level.sum(1, keepdim=True)
+            heard = place * _heard(cosine[tied], nearest, temperature)
+            votes[tied] = torch.zeros_like(votes[tied]).index_add_(1, y, heard)
         right += int((votes.argmax(1) == truth).sum())
     return right / len(test)
 
 
-def _nearest(cosine: Tensor, k: int) -> Tensor:
-    """Columns of the k largest of each row; of equal ones the first."""
-    if k == cosine.shape[1]:
-        return torch.arange(k, device=cosine.device).expand(len(cosine), k)
-    values, columns = cosine.topk(k + 1, dim=1)
-    chosen = columns[:, :k]
-    tied = values[:, k] == values[:, k - 1]  # topk may then have taken any of them
-    chosen[tied] = cosine[tied].sort(dim=1, descending=True, stable=True).indices[:, :k]
-    return chosen
+def _heard(cosine: Tensor, nearest: Tensor, temperature: float | None) -> Tensor:
+    """The weight of a vote, relative to the nearest's, so that exp cannot overflow."""
+    if temperature is None:
+        return torch.ones_like(cosine, dtype=torch.float64)
+    return ((cosine.double() - nearest) / temperature).exp()
 
 
 def _unit(x: Tensor) -> Tensor:

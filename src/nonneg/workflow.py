@@ -92,7 +92,7 @@ def _lost(full: dict[str, Any], short: dict[str, Any], y: Any, answer: Any, *, d
         f"neighbour_overlap@{k}": {"before": 1.0, "after": metrics.neighbour_overlap(*near)},
     }
     if answer is not None and np.bincount(answer).max(initial=0) > 1:
-        found = [metrics.score(n, answer) for n in near]
+        found = [metrics.retrieval(z["test"], answer, k=k, device=device) for z in (full, short)]
         for name, key in ((f"precision@{k}", "precision"), (f"map@{k}", "map")):
             lost[name] = {"before": found[0][key], "after": found[1][key]}
     if y is not None and answer is not None and len(np.unique(y)) > 1:

@@ -34,7 +34,7 @@ from nonneg.metrics.probabilities import (
     on_scale,
     one_class_head,
 )
-from nonneg.metrics.retrieval import neighbour_overlap, neighbours, retrieval, retrieval_by_prefix, score, tie_order
+from nonneg.metrics.retrieval import neighbour_overlap, neighbours, retrieval, retrieval_by_prefix, tie_order
 from nonneg.metrics.sparsity import active_per_sample, live, live_features, sparsity, zero_rows
 from nonneg.metrics.spectrum import activation_spectrum, eigenvalues, fall_after
 from nonneg.metrics.words import Words, word_scores
@@ -84,7 +84,6 @@ __all__ = [
     "retrieval_by_prefix",
     "rotated_null",
     "sap",
-    "score",
     "sepin",
     "sepin_at",
     "shuffled_null",
