@@ -210,7 +210,7 @@ def test_only_one_process_trains_in_a_folder(tmp_path: Path, digits: Dataset, mo
     def second(epoch: int) -> dict[str, str]:
         begun = {p: p.read_bytes() for p in folder.iterdir()}
         for how in ({"resume": True}, {"overwrite": True}):
-            with pytest.raises(BadInput, match=r"another process is training in .*one; wait for it"):
+            with pytest.raises(BadInput, match=r"another process is at work in .*one; wait for it"):
                 work(rows, keep(folder, rows, **how))
         assert begun == {p: p.read_bytes() for p in folder.iterdir()}
         return {"seen": seen.append(epoch) or "refused"}

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -903,6 +904,55 @@ def test_accuracy_under_shift_is_the_mean_over_its_groups(
     got = imagenet100.shifts(probed, run)  # type: ignore[arg-type]
     assert asked == [3, 3, 3, 3, 4]  # four groups of corruptions, and two classes of sketches
     assert got == {"ood_corruption": pytest.approx(0.25), "ood_sketch": pytest.approx(0.5)}
+
+
+def test_a_probe_is_kept_until_the_shifted_sets_are_measured_too(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gallery, "draw", lambda *_, **__: [])
+    run = partial(go, tmp_path, photos, "imagenet100", only=("cl-s0",), change=small_photos)
+    accuracy, asked = imagenet100.finetune.accuracy, []
+
+    def cut(encoder: Any, heads: Any, *rest: Any, **how: Any) -> Any:
+        asked.append(len(heads))
+        if asked.count(1) == 2:  # of h alone, on the second shifted set
+            raise KeyboardInterrupt
+        return accuracy(encoder, heads, *rest, **how)
+
+    with monkeypatch.context() as during, pytest.raises(Interrupted, match="nothing that was finished is lost"):
+        during.setattr(imagenet100.finetune, "accuracy", cut)
+        run()
+    (line,) = lines(tmp_path, "imagenet100-1epochs")
+    assert "probe_h" in line["measures"] and "ood_sketch" not in line["measures"]
+    saved, save = [], rundir.save_checkpoint
+
+    def note(folder: Path, *rest: Any, **more: Any) -> None:
+        saved.append(folder.name)
+        save(folder, *rest, **more)
+
+    monkeypatch.setattr(rundir, "save_checkpoint", note)
+    run()
+    (line,) = lines(tmp_path, "imagenet100-1epochs")
+    assert {"ood_sketch", "ood_corruption", "tune_z"} <= line["measures"].keys()
+    assert not [name for name in saved if name.startswith("probe-")]  # it was over: nothing of it was trained again
+    assert not list((tmp_path / "runs").rglob("probe-*"))
+
+
+def test_the_same_command_given_twice_leaves_the_first_ones_probe_alone(
+    cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gallery, "draw", lambda *_, **__: None)
+    folder = tmp_path / "runs" / "cifar10-1epochs" / "cl-s0"
+    with monkeypatch.context() as during, pytest.raises(Interrupted):
+        stop_at("probe hz", [], during)
+        go(tmp_path, cifar, only=("cl-s0",))
+    (folder / "probe-cpu-of-the-first").mkdir()
+    with (
+        rundir.alone(folder),
+        pytest.raises(BadInput, match=r"another process is at work in .*cl-s0; wait for it"),
+    ):
+        go(tmp_path, cifar, only=("cl-s0",))
+    assert (folder / "probe-cpu-of-the-first").is_dir()
 
 
 def test_a_class_whose_images_cannot_be_read_does_not_make_the_results_anothers(

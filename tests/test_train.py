@@ -275,6 +275,18 @@ def test_a_truncated_checkpoint_is_named_and_the_previous_one_offered(tmp_path: 
         train(TINY, cut, data=digits, resume=True)
 
 
+def test_what_a_killed_process_left_half_written_goes_when_the_file_is_written_again(tmp_path: Path) -> None:
+    path, now = tmp_path / "lines[1].jsonl", time.time()
+    left, fresh, other = (tmp_path / f".{name}.x1y2.tmp" for name in ("lines[1].jsonl", "lines[1].jsonl.b", "other"))
+    for file in (left, fresh, other):
+        file.write_text("half")
+    os.utime(left, (now, now - files.ABANDONED - 60))
+    os.utime(other, (now, now - files.ABANDONED - 60))
+    files.write_text(path, "whole")
+    assert path.read_text() == "whole" and not left.exists()
+    assert fresh.exists() and other.exists()  # another process may be writing the one; the other is another file's
+
+
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.safetensors"
     files.write_tensors(path, {"a": torch.ones(3)}, {})

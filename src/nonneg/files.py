@@ -1,8 +1,10 @@
 """Files that are either the old one or the new one, never half of either."""
 
+import glob
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,13 +16,19 @@ from torch import Tensor
 
 from nonneg.errors import BadInput
 
+ABANDONED = 600  # seconds after which a temporary file that nobody writes to is of a process that was killed
+
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary file beside `path`; on success it takes `path`'s place, on failure `path` is untouched."""
+    """Yield a temporary file beside `path`; on success it takes `path`'s place, on failure `path` is untouched.
+
+    Temporary files that processes killed in the middle of this left behind, untouched for a while, are removed.
+    """
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         temporary = Path(name)
         os.close(handle)
@@ -38,6 +46,13 @@ def atomic(path: Path) -> Iterator[Path]:
         if temporary is not None:
             with suppress(FileNotFoundError):
                 temporary.unlink()
+
+
+def _remove_abandoned(path: Path) -> None:
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with suppress(OSError):  # it may be another user's, or gone already
+            if time.time() - old.stat().st_mtime > ABANDONED:
+                old.unlink()
 
 
 @contextmanager

@@ -279,10 +279,11 @@ def _run_one(
             test = embedding.embed(folder, data[1], "test", run)
             kept = kept_features.keep(kept_features.path_of(name, run_name, results), test, run.seed)
     mode, precision = engine.choose(run.mode, run.precision, run.torch_device())
-    for numbers in evaluate(experiment, found, run, folder, model, data, before["measures"]):
-        line = _line(name, run_name, experiment, run, folder, numbers, began, data)
-        classes = found.classes or line["classes"]  # those chosen, also where one has no image that can be read
-        yield {**line, "classes": classes, "mode": mode, "precision": precision, "kept": kept}
+    with rundir.alone(folder):  # the same command given twice would take each other's probes away
+        for numbers in evaluate(experiment, found, run, folder, model, data, before["measures"]):
+            line = _line(name, run_name, experiment, run, folder, numbers, began, data)
+            classes = found.classes or line["classes"]  # those chosen, also where one has no image that can be read
+            yield {**line, "classes": classes, "mode": mode, "precision": precision, "kept": kept}
 
 
 def _same_run(line: dict[str, Any], run: Run) -> bool:
@@ -416,11 +417,11 @@ def evaluate(
         assert experiment.probe is not None
         with _interruptible(folder, "probe", model, device) as there:
             probed = experiment.probe(model, *data, on=("h", "z"), **how, **there)
-        numbers |= {f"probe_{place}": probe.accuracy for place, probe in probed.items()}
-        numbers |= {f"probe_{place}_train": probe.train_accuracy for place, probe in probed.items()}
-        yield numbers
-        if more := experiment.more(probed, run):
-            yield (numbers := numbers | more)
+            numbers |= {f"probe_{place}": probe.accuracy for place, probe in probed.items()}
+            numbers |= {f"probe_{place}_train": probe.train_accuracy for place, probe in probed.items()}
+            yield numbers
+            if more := experiment.more(probed, run):  # the probe is kept until this, which asks it, is done too
+                yield (numbers := numbers | more)
     for place in ("h", "z"):
         if f"tune_{place}" in missing:
             assert experiment.tune is not None

@@ -54,7 +54,7 @@ def resume_words(run: Training, folder: Path) -> str:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Train in `folder` and let no other process do so meanwhile: two would write one checkpoint and one log."""
+    """Be at work in `folder` and let no other process be so meanwhile: two would write one checkpoint and one log."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -69,13 +69,13 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BadInput(f"another process is training in {folder}; wait for it, or name another folder") from None
+            raise BadInput(f"another process is at work in {folder}; wait for it, or name another folder") from None
         except OSError:  # a file system without locks
             pass
         try:
             yield
         finally:
-            if [path.name for path in folder.iterdir()] == [LOCK]:  # nothing came of it
+            if folder.is_dir() and [path.name for path in folder.iterdir()] == [LOCK]:  # nothing came of it
                 (folder / LOCK).unlink()
                 folder.rmdir()
 
