@@ -95,6 +95,15 @@ def test_a_folder_left_on_disk_reads_like_the_one_in_memory(both: tuple[Dataset,
     assert torch.equal(few.images[:], memory.images[[4, 2]])
 
 
+def test_a_run_that_was_held_and_would_be_streamed_says_so(both: tuple[Dataset, Dataset], tmp_path: Path) -> None:
+    for then, now, advice in ((*both, "the GB that they take"), (*both[::-1], "0$")):
+        about = [rundir.describe("encoder", {}, data, torch.device("cpu")) for data in (then, now)]
+        assert about[0]["data"]["fingerprint"] != about[1]["data"]["fingerprint"]
+        files.write_json(tmp_path / "run.json", about[0])
+        with pytest.raises(BadInput, match=rf"then and are .* now: set NONNEG_RESIDENT_GB to {advice}"):
+            rundir.check_same(about[1], tmp_path, defaults={})
+
+
 def test_the_limit_is_in_bytes_of_pixels(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = 40 * 3 * 16 * 16 / 2**30
     assert isinstance(load(root, exact, monkeypatch).images, torch.Tensor)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import nonneg
 from nonneg import files, provenance
-from nonneg.data import Dataset
+from nonneg.data import Dataset, Files
 from nonneg.errors import BadInput
 from nonneg.run import ClassifierRun, Run, SomeRun, Training, from_json
 
@@ -101,6 +101,7 @@ def describe(kind: str, run: dict[str, Any], data: Dataset, device: torch.device
             "images": len(data),
             "image_size": data.image_size,
             "fingerprint": data.fingerprint(),
+            "streamed": isinstance(data.images, Files),
             "skipped": data.skipped,
         },
         "versions": {"nonneg": nonneg.__version__, "torch": torch.__version__, "numpy": numpy.__version__},
@@ -177,8 +178,13 @@ def check_same(new: dict[str, Any], folder: Path, *, defaults: dict[str, Any], f
             f"{folder} was begun with {k} = {old.get(k)}, not {run[k]}; drop that flag, or start anew in another folder"
         )
     if about["data"]["fingerprint"] != new["data"]["fingerprint"]:
-        name = new["data"]["name"]
-        raise BadInput(f"{folder} was begun on other images than {name} holds now; start anew in another folder")
+        name, then, now = new["data"]["name"], about["data"].get("streamed"), new["data"]["streamed"]
+        hint = "start anew in another folder"
+        if then is not None and then != now:  # which files can be read shows only when all are decoded
+            held, streamed = "held in memory", "streamed from disk"
+            was, are, gb = (streamed, held, "0") if then else (held, streamed, "the GB that they take when decoded")
+            hint = f"or so it seems because they were {was} then and are {are} now: set NONNEG_RESIDENT_GB to {gb}"
+        raise BadInput(f"{folder} was begun on other images than {name} holds now; {hint}")
     if finished:
         return
     if about.get("device") != new["device"]:
