@@ -127,13 +127,15 @@ def test_what_cannot_be_paired_is_listed_and_counted(photos: Path) -> None:
     rows = all_captions(photos)
     lost = rows.pop(1)[0]
     rows += [("ghost.png", "a ghost"), ("red-0.png", "   "), ("red-0.png", "a red square"), ("spirit", "a spirit")]
+    rows += [(" ", "nobody")]
     (photos / "notes.txt").write_text("not a picture")
     for p in both(photos, write_csv(photos / "captions.csv", rows)).values():
         lines = "\n".join(p.skipped)
         assert f"{lost}: no caption" in p.skipped and "notes.txt: not an image" in p.skipped
         assert "captions.csv line 11, id 'ghost.png': no image of that id" in lines
         assert "id 'red-0.png': empty caption" in lines and "id 'red-0.png': caption given twice" in lines
-        assert len(p.skipped) == 6 and "captions.csv: not an image" not in lines
+        assert "captions.csv line 15: names no image" in lines
+        assert len(p.skipped) == 7 and "captions.csv: not an image" not in lines
         assert reasons(p.skipped).startswith("2 x no image of that id (first: captions.csv line 11, id 'ghost.png')")
         assert lost not in p.images.ids
 
@@ -161,6 +163,15 @@ def test_images_too_many_for_memory_stay_on_disk(photos: Path, tmp_path: Path, m
     assert torch.equal(there.images.images[torch.arange(len(there))], here.images.images)  # pyright: ignore
 
 
+def test_a_caption_however_long_is_read_from_every_kind_of_file(tmp_path: Path) -> None:
+    long = "word " * 40_000
+    for path in (
+        write_csv(tmp_path / "c.csv", [("id", "caption"), ("a", long)]),
+        write_jsonl(tmp_path / "c.jsonl", [{"id": "a", "caption": long}]),
+    ):
+        assert [c.text for c in pairs.read_captions(path)] == [long.strip()]
+
+
 # One clear sentence
 
 
@@ -175,12 +186,14 @@ def test_images_too_many_for_memory_stay_on_disk(photos: Path, tmp_path: Path, m
         ("c.csv", "id,file,caption\na,b,c\n", "needs only one for the image"),
         ("c.csv", "id,caption\nred,a cat, sitting\n", 'line 2 has 3 fields where the header has 2; put .* in "quotes"'),
         ("c.csv", "id,caption\nred\n", "line 2 has 1 fields where the header has 2"),
-        ("c.csv", "id,caption\n ,a cat\n", "line 2 names no image"),
+        ("c.csv", 'id,caption\nred,"a "cat" here"\n', "the row that begins in line 2 cannot be .*; .* written twice"),
+        ("c.csv", 'id,caption\nred,"a cat\ngreen,x\n', r"line 2 cannot be read \(unexpected end of data\); .* closed"),
+        ("c.tsv", 'id\tcaption\nred\t"a" cat\n', r"begins in line 2 cannot be read \(a tab expected after"),
         ("c.jsonl", '{"id": "red", "caption": "x"}\nnonsense\n', "line 2 is not JSON"),
         ("c.jsonl", "[1]\n", "line 1 is not an object"),
         ("c.jsonl", '{"id": "red"}\n', "line 1 has the columns id; it needs one for the caption"),
         ("c.jsonl", '{"id": "red", "caption": 3}\n', "line 1 has the caption 3"),
-        ("c.jsonl", '{"id": null, "caption": "x"}\n', "line 1 names no image"),
+        ("c.jsonl", '{"id": true, "caption": "x"}\n', "line 1 names no image"),
         ("c.csv", "id,caption\nghost,x\n", "no pair of image and caption for split 'train'.*first"),
     ],
 )

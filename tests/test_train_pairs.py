@@ -4,7 +4,7 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -244,6 +244,44 @@ def test_other_ways_to_read_text_train_too(tmp_path: Path, digits: Pairs, make) 
     assert found.texts.z.shape == (40, 16) and found.pairs.shape == (1024, 2)  # pyright: ignore
 
 
+class Letters(torch.nn.Module):
+    """A text encoder of one's own: how often each letter occurs."""
+
+    dim = 26
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(26))
+
+    def read(self, said: Sequence[str]) -> tuple[torch.Tensor, int]:
+        return torch.tensor([[text.count(chr(97 + i)) for i in range(26)] for text in said]).float(), 0
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows * self.scale
+
+
+def square(z: torch.Tensor) -> torch.Tensor:
+    return z * z
+
+
+def test_parts_of_ones_own_are_trained_saved_and_passed_in_to_load(tmp_path: Path, digits: Pairs) -> None:
+    few, out = digits.subset(torch.arange(128)), tmp_path / "run"
+    net = lambda channels: backbones.small_net(channels, width=3)  # noqa: E731 (not one of nonneg's)
+    run = replace(TINY, epochs=1, text=lambda _: Letters(), map=square, backbone=net)
+    model = train_pairs(run, out, data=few)
+    wanted = multimodal.extract(model, few)
+    given: dict[str, Any] = {"text": Letters(), "map": square, "backbone": net}
+    found = multimodal.extract(multimodal.load(out, **given), few)
+    assert np.array_equal(found.images.z.toarray(), wanted.images.z.toarray())
+    assert np.array_equal(found.texts.z.toarray(), wanted.texts.z.toarray())
+    for part, called in (("text", "text encoder"), ("map", "map"), ("backbone", "backbone")):
+        with pytest.raises(BadInput, match=rf"the {called} is not one of nonneg's, so pass it: load\(folder, {part}="):
+            multimodal.load(out, **{k: v for k, v in given.items() if k != part})
+    with pytest.raises(BadInput, match=r"the text encoder Linear needs \.dim, an integer, and \.read"):
+        train_pairs(replace(run, text=lambda _: torch.nn.Linear(2, 2)), tmp_path / "none", data=few)
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_run_is_the_same_after_json() -> None:
     run = replace(TINY, captions=Path("/c.csv"), text=partial(texts.transformer, layers=1), loss=losses.spectral)
     again = from_json(json.loads(json.dumps(run.to_json())), Path("run.json"), PairRun)
@@ -448,7 +486,7 @@ def test_embeddings_named_by_a_relative_path_are_found_from_any_folder(
 
 def test_one_text_for_all_is_refused(photos: Path, tmp_path: Path) -> None:
     captions = named(tmp_path / "c.csv", lambda i, _: "Same  text" if i % 2 else "same text")
-    with pytest.raises(BadInput, match="all captions of folder are the same text"):
+    with pytest.raises(BadInput, match="images of folder have one text only"):
         train_pairs(replace(PAIR_RECIPES["folder"], data_root=photos, captions=captions), tmp_path / "run")
 
 

@@ -706,6 +706,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def _of_pairs(*runs: Path) -> bool:
     """Whether these runs are of images and texts; both kinds at once have nothing to compare."""
+    for run in runs:
+        rundir.check_there(run)
     kinds = {rundir.trained(run) == PairRun.trains for run in runs}
     if len(kinds) > 1:
         raise BadInput("some of these runs are of images alone and some of images with texts: name runs of one kind")

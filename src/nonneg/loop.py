@@ -234,7 +234,7 @@ class Job:
     line: Callable[[dict[str, float], int], dict[str, Any]]  # an epoch's sums and its steps so far -> the log's line
     note: str = "loss {loss:.3f}"  # what the progress bar shows of that line
     label: str = "training"
-    advice: str = "Start anew with a lower --lr, or a higher temperature of the loss"  # when numbers are not finite
+    advice: str = "Start anew with a lower --lr"  # when numbers are not finite
     strict: bool = False  # stop at an image that cannot be read
     keep: Keep | None = None
     after_epoch: Callable[[int], dict[str, Any]] = nothing  # measured then, and added to the log's line

@@ -138,6 +138,12 @@ def _try_view(spelled: str) -> None:
     names.find(spelled, ROLES["augment"])(torch.zeros(1, 3, 8, 8), augment.draw_noise(1, generator=torch.Generator()))
 
 
+def to_calm(loss: Callable[..., Tensor]) -> str:
+    """What to try when training by a loss ends in numbers that are not finite."""
+    warmer = "temperature" in inspect.signature(loss).parameters
+    return "Start anew with a lower --lr" + ", or a higher temperature of the loss" * warmer
+
+
 def takes_labels(loss: Callable[..., Tensor]) -> bool:
     """Whether a loss is one of (z1, z2, labels)."""
     return "labels" in inspect.signature(loss).parameters

@@ -147,10 +147,15 @@ def read_any(folder: Path) -> tuple[Run | ClassifierRun, dict[str, Any]]:
     return from_json(about["run"], folder / "run.json", KINDS[about.get("kind", "encoder")]), about
 
 
-def read_about(folder: Path, *kinds: str) -> dict[str, Any]:
-    """All that run.json holds, of a folder where one of those kinds of things was trained."""
+def check_there(folder: Path) -> None:
+    """Refuse a folder that is none of a run."""
     if not (folder / "run.json").exists():
         raise BadInput(f"{folder} is not a run folder: it has no run.json")
+
+
+def read_about(folder: Path, *kinds: str) -> dict[str, Any]:
+    """All that run.json holds, of a folder where one of those kinds of things was trained."""
+    check_there(folder)
     about = files.read_json(folder / "run.json")
     whole = isinstance(about, dict) and all(isinstance(about.get(k), dict) for k in ("run", "data"))
     if not whole or "fingerprint" not in about["data"] or not isinstance(about.get("threads"), int):

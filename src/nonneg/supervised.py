@@ -73,7 +73,6 @@ def train_classifier(
         line=partial(_line, batch_size=n),
         note="loss {loss:.3f}  right {accuracy:.1%}",
         label=label,
-        advice="Start anew with a lower --lr",
         strict=run.strict,
         after_epoch=after_epoch,
         keep=Keep(

@@ -13,7 +13,7 @@ from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
 from nonneg.loop import Job, Keep, Rows, State
-from nonneg.run import Run
+from nonneg.run import Run, to_calm
 
 
 def train(
@@ -38,6 +38,7 @@ def train(
         line=steps.features_line,
         note="loss {loss:.3f}  alive {alive}  zeros {zeros:.0%}",
         label=label,
+        advice=to_calm(run.loss),
         strict=run.strict,
         keep=Keep(
             folder,

@@ -20,6 +20,7 @@ from nonneg.analyses import Analysis, Line, Subject
 from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.experiments import method_of
+from nonneg.progress import track
 
 CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261))  # mean and deviation, as the authors' probes have them
 BATCH = 256
@@ -42,7 +43,9 @@ def in_training_mode(encoder: Encoder, data: Dataset, device: torch.device) -> T
     """
     other = copy.deepcopy(encoder).to(device).train()
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
-    h = torch.cat([other.features(data.images[part].to(device).float() / 255).cpu() for part in order.split(BATCH)])
+    parts = order.split(BATCH)
+    shown = track(parts, f"features of {data.name} in training mode", len(parts))
+    h = torch.cat([other.features(data.images[part].to(device).float() / 255).cpu() for part in shown])
     return h[order.argsort()]
 
 

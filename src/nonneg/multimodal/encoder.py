@@ -31,6 +31,11 @@ class TextEncoder(nn.Module):
         map: Callable[[Tensor], Tensor] = maps.rep_relu,
     ) -> None:
         super().__init__()
+        if not isinstance(getattr(backbone, "dim", None), int) or not callable(getattr(backbone, "read", None)):
+            raise BadInput(
+                f"the text encoder {type(backbone).__name__} needs .dim, an integer, and .read(texts), which gives a "
+                "tensor with a row for each text and how many texts were cut"
+            )
         self.backbone = backbone
         self.projector = mlp([backbone.dim, *projector])  # pyright: ignore[reportArgumentType]
         self.map = map
@@ -59,7 +64,7 @@ class PairEncoder(nn.Module):
         if image.dim != text.dim:
             raise BadInput(
                 f"the image encoder gives {image.dim} features and the text encoder {text.dim}, but they share one "
-                "space; give both projectors the same last width"
+                "space; end both projectors with the same width, as one --projector does, or make both encoders so wide"
             )
         if temperature is not None and not math.exp(-MOST_SCALE) <= temperature <= 1:
             raise BadInput(f"a temperature that is learned begins between 0.01 and 1, not at {temperature}")
@@ -91,7 +96,8 @@ class PairEncoder(nn.Module):
 def save(model: PairEncoder, folder: Path) -> None:
     """Write the text side, then the image side as `encoder.save` does: its weights are the sign that all is there."""
     backbone: Any = model.text.backbone
-    about = {**model.text.about, "backbone": backbone.about()}
+    own = not isinstance(backbone, tuple(texts.KINDS.values()))
+    about = {**model.text.about, "backbone": {"kind": names.CUSTOM} if own else backbone.about()}
     tensors = model.text.state_dict()
     if model.log_scale is not None:
         tensors["log_scale"] = model.log_scale
@@ -100,21 +106,33 @@ def save(model: PairEncoder, folder: Path) -> None:
     encoder.save(model.image, folder)
 
 
-def load(folder: Path | str) -> PairEncoder:
-    """Both encoders of a run folder, in evaluation mode."""
+def load(
+    folder: Path | str,
+    *,
+    backbone: nn.Module | Callable[[int], nn.Module] | None = None,
+    map: Callable[[Tensor], Tensor] | None = None,
+    text: nn.Module | None = None,
+) -> PairEncoder:
+    """Both encoders of a run folder, in evaluation mode; a backbone, map or text encoder of one's own is passed in."""
     folder = Path(folder)
     about = files.read_json(folder / TEXT)
     if not isinstance(about, dict) or not {"backbone", "projector", "map"} <= about.keys():
         raise BadInput(f"{folder / TEXT} is damaged: it does not describe a text encoder")
-    backbone = texts.from_json(about["backbone"], folder / TEXT)
+    for part, given, kind in (("map", map, about["map"]), ("text encoder", text, about["backbone"])):
+        if given is None and kind in (names.CUSTOM, {"kind": names.CUSTOM}):
+            raise BadInput(
+                f"{folder}: the {part} is not one of nonneg's, so pass it: load(folder, {part.split()[0]}=...)"
+            )
+    reader = text or texts.from_json(about["backbone"], folder / TEXT)
     tensors, _ = files.read_tensors(folder / TEXT_WEIGHTS)
     scale = tensors.pop("log_scale", None)
     try:
-        text = TextEncoder(backbone, projector=about["projector"], map=names.find(about["map"], MAP))
-        text.load_state_dict(tensors)
+        side = TextEncoder(reader, projector=about["projector"], map=map or names.find(about["map"], MAP))
+        side.load_state_dict(tensors)
     except (RuntimeError, TypeError) as error:
         raise BadInput(f"{folder}: {TEXT_WEIGHTS} does not fit {TEXT} ({' '.join(str(error).split())})") from None
-    model = PairEncoder(encoder.load(folder), text, temperature=None if scale is None else 1.0)
+    image = encoder.load(folder, backbone=backbone, map=map)
+    model = PairEncoder(image, side, temperature=None if scale is None else 1.0)
     if model.log_scale is not None and scale is not None:
         model.log_scale.data.copy_(scale)
     return model.eval()

@@ -16,6 +16,7 @@ from nonneg.multimodal.encoder import PairEncoder, TextEncoder
 from nonneg.multimodal.run import PairRun
 from nonneg.pairs import Pairs
 from nonneg.pairs.dataset import reasons
+from nonneg.run import to_calm
 
 
 def train_pairs(
@@ -32,7 +33,10 @@ def train_pairs(
     run = _anywhere(run)
     data, folder, device = data or run.load_pairs("train"), Path(folder), run.torch_device()
     if len({tokens.normalise(text) for text in data.captions}) < 2:
-        raise BadInput(f"all captions of {data.name} are the same text; images can only be told by two texts or more")
+        raise BadInput(
+            f"the training images of {data.name} have one text only (in {len(data.captions)} captions), and images can "
+            "only be told by two texts or more"
+        )
     model = fresh(run, data)
     read, cut = model.text.read(data.captions)
     if data.skipped:
@@ -52,6 +56,7 @@ def train_pairs(
         line=steps.features_line,
         note="loss {loss:.3f}  alive {alive}  zeros {zeros:.0%}",
         label=label,
+        advice=to_calm(run.loss),
         strict=run.strict,
         after_epoch=after_epoch,
         keep=Keep(

@@ -12,11 +12,12 @@ from nonneg.errors import BadInput
 
 IDS = ("id", "image", "image_id", "file", "file_name", "filename", "path")
 TEXTS = ("caption", "captions", "text")
+LONGEST = 2**31 - 1  # letters in a field: a long caption is cut where it is read, not refused here
 
 
 @dataclass(frozen=True)
 class Caption:
-    """One caption of the image that `id` names; `place` says where in the file it stands."""
+    """One caption of the image that `id` names (none, if it is empty); `place` says where in the file it stands."""
 
     place: str
     id: str
@@ -27,6 +28,7 @@ def read(path: Path) -> list[Caption]:
     """All captions of a file, in its order, empty ones too."""
     path = path.expanduser()
     kind = path.suffix.lower()
+    csv.field_size_limit(LONGEST)
     if kind not in (".csv", ".tsv", ".jsonl"):
         raise BadInput(f"{path}: captions are read from .csv, .tsv and .jsonl files")
     try:
@@ -50,7 +52,17 @@ def _csv_rows(path: Path, file: Any, between: str) -> Iterator[tuple[int, dict[s
     reader = csv.DictReader(file, delimiter=between, strict=True)
     _column(path, reader.fieldnames or (), IDS)  # a file that lacks them says so even where it has no rows
     _column(path, reader.fieldnames or (), TEXTS)
-    for row in reader:
+    while True:
+        begins = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise BadInput(
+                f"{path}: the row that begins in line {begins} cannot be read ({_visible(error)}); a "
+                'caption in "quotes" must be closed, and a quotation mark inside it written twice ("")'
+            ) from None
         if None in row or None in row.values():  # one caption cut in two at a comma would be a silent loss
             has = sum(1 for v in row.values() if v is not None) - (None in row) + len(row.get(None) or ())  # pyright: ignore
             raise BadInput(
@@ -58,6 +70,11 @@ def _csv_rows(path: Path, file: Any, between: str) -> Iterator[tuple[int, dict[s
                 'put a caption that holds a separator in "quotes"'
             )
         yield reader.line_num, row
+
+
+def _visible(error: csv.Error) -> str:
+    """What the reader of CSV says, with a separator that can be seen."""
+    return str(error).replace("\t", "a tab").replace("'a tab'", "a tab")
 
 
 def _json_rows(path: Path, file: Any) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -75,14 +92,15 @@ def _json_rows(path: Path, file: Any) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _captions(path: Path, line: int, row: dict[str, Any]) -> Iterator[Caption]:
     name, texts = row[_column(path, row, IDS, line)], row[_column(path, row, TEXTS, line)]
-    if isinstance(name, bool) or not isinstance(name, (str, int)) or not str(name).strip():
+    if isinstance(name, bool) or not isinstance(name, (str, int, type(None))):
         raise BadInput(f"{path}: line {line} names no image (its id is {name!r}); give a file name or a number")
     for text in texts if isinstance(texts, list) else [texts]:
         if text is not None and not isinstance(text, str):
             raise BadInput(f"{path}: line {line} has the caption {text!r}; give text, or a list of texts")
         if any("\ud800" <= c <= "\udfff" for c in f"{name}{text or ''}"):
             raise BadInput(f"{path}: line {line} holds half of a character (such as \\ud83d alone); mend or remove it")
-        yield Caption(f"{path.name} line {line}", str(name).strip(), (text or "").strip())
+        id = "" if name is None else str(name).strip()
+        yield Caption(f"{path.name} line {line}", id, (text or "").strip())
 
 
 def _column(path: Path, columns: Any, names: Sequence[str], line: int | None = None) -> str:

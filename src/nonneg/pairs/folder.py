@@ -87,8 +87,10 @@ def match(captions: Sequence[Caption], names: Sequence[str]) -> tuple[list[list[
     """The captions of each of the images `names`, in the file's order, and the captions that cannot be used."""
     places, texts, skipped = Places(names), [[] for _ in names], []
     for caption in captions:
-        at = places.find(caption)
-        if at is None:
+        at = places.find(caption) if caption.id else None
+        if not caption.id:
+            skipped.append(f"{caption.place}: names no image")
+        elif at is None:
             skipped.append(f"{caption.place}, id {caption.id!r}: no image of that id")
         elif not caption.text:
             skipped.append(f"{caption.place}, id {caption.id!r}: empty caption")
