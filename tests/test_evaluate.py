@@ -556,6 +556,18 @@ def test_compare_says_in_what_runs_were_measured_otherwise(copied: Path, capsys:
     assert "[1] at temperature 0.2" in text and "[2] at temperature 0.5" in text and "views" not in text
 
 
+def test_compare_says_that_runs_were_measured_on_other_images(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = copied / "a", copied / "b"
+    for place in (a, b):
+        evaluate.evaluate(place)
+    of = {place: files.read_json(place / "metrics.json") for place in (a, b)}
+    tables.compared({"a": of[a], "b": of[b]}, (), ("sparsity",))
+    assert "not measured on the same images" not in capsys.readouterr().out
+    others = {name: {**e, "data": {"test": "others"}} for name, e in of[b].items()}
+    tables.compared({"a": of[a], "b": others}, (), ("sparsity",))
+    assert "not measured on the same images" in capsys.readouterr().out
+
+
 def test_runs_stand_side_by_side_as_far_as_there_is_room() -> None:
     cells = {"cl": ["99.3%", "-"], "ncl": ["98.9%", "12"], "third": ["1.0% [1]", "-"]}
     assert tables._that_fit(cells, 8 + 8 + 11) == [["cl", "ncl", "third"]]

@@ -566,6 +566,9 @@ def test_runs_of_two_kinds_are_not_compared(trained: Path, tmp_path: Path, capsy
     with pytest.raises(SystemExit):
         cli.main(["compare", str(trained), str(tmp_path / "other")])
     assert "name runs of one kind" in said(capsys)
+    with pytest.raises(SystemExit):
+        cli.main(["report", str(trained), str(tmp_path / "nowhere")])
+    assert "nowhere is not a run folder" in said(capsys)
 
 
 def test_the_experiment_trains_measures_and_draws(tmp_path: Path) -> None:

@@ -59,6 +59,9 @@ def compared(columns: dict[str, dict[str, Entry]], more: Iterable[str], headline
     shown = side_by_side(values, more, headline=headline, marks=marks)
     for note, number in numbers.items():
         say(f"[{number}] {note}")
+    seen = {title: {str(e["data"]) for e in entries.values() if "data" in e} for title, entries in columns.items()}
+    if len({frozenset(data) for data in seen.values() if data}) > 1:
+        say("these runs were not measured on the same images, so a difference may be that of the images")
     for title, entries in columns.items():
         for name, why in without_value(entries).items():
             if name in shown:
