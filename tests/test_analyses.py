@@ -18,11 +18,13 @@ from torch import Tensor
 
 from nonneg import (
     analyses,
+    augment,
     backbones,
     charts,
     corruptions,
     encoder,
     experiments,
+    finetune,
     kept_features,
     ledger,
     maps,
@@ -286,6 +288,14 @@ def test_protocol_is_the_same_encoder_fed_and_read_as_the_authors_do(place: Path
     alone = accuracy(lambda x: model.train().features(x))  # 40 and 30 images: a batch each
     assert found["batch"] == pytest.approx(alone, abs=1e-6)
 
+    def head(**how: object) -> float:
+        return finetune.probe(model.eval(), *data, epochs=2, seed=1, **how)["h"].accuracy  # type: ignore[arg-type]
+
+    assert found["crops"] == pytest.approx(head(), abs=1e-6)  # two epochs, like its encoder
+    hard = head(augmentation=augment.simclr, lr=0.1, weight_decay=0.0)
+    assert found["views"] == pytest.approx(hard, abs=1e-6)
+    assert found["views_lost"] == pytest.approx(found["crops"] - hard, abs=2e-6)
+
 
 def test_practice_is_what_an_evaluation_says_of_each_run(place: Path) -> None:
     rows = ask(place, "practice", only=("cifar10-cl-s0", "cifar10-ncl-s0"))
@@ -378,7 +388,14 @@ def test_every_seed_has_its_bars_in_the_figure_of_the_protocol(monkeypatch: pyte
     room = importlib.import_module("nonneg.analyses.protocol")
     monkeypatch.setattr(room.charts, "ways", lambda shown, _: shown)
     measured = {f"cifar100-cl-s{seed}": {"measures": seed} for seed in range(2)}
-    assert room.draw(measured) == {"CL, seed 0": 0, "CL, seed 1": 1}
+    assert room.draw(measured) == {"CL, cifar100, seed 0": 0, "CL, cifar100, seed 1": 1}
+
+
+def test_a_way_that_was_not_asked_of_a_run_has_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(charts, "png_bytes", lambda figure: figure)
+    figure = charts.ways({"first": {"a": 0.5, "b": 0.25}, "second": {"a": 0.75}}, {"a": "one way", "b": "another"})
+    one, another = cast(Figure, figure).axes[0].containers[::1]
+    assert [bar.get_width() for bar in one] == [50, 75] and [bar.get_width() for bar in another] == [25]  # type: ignore[attr-defined]
 
 
 def test_practice_names_panels_by_data_loss_and_net(monkeypatch: pytest.MonkeyPatch) -> None:

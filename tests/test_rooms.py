@@ -149,6 +149,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         "experiments",
         "features",
         "figures",
+        "finetune",
         "kept_features",
         "maps",
         "measures",

@@ -351,15 +351,17 @@ def practice(panels: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> bytes:
 
 
 def ways(runs: Mapping[str, Mapping[str, Any]], texts: Mapping[str, str]) -> bytes:
-    """Accuracy of one encoder probed in several ways, a group of bars for each run."""
-    figure, ((axes,),) = _panels(1, width=640, height=90 + 75 * len(runs))
-    for i, ((key, text), colour) in enumerate(zip(texts.items(), (NCL, CL, MUTED), strict=True)):
-        place = np.arange(len(runs)) + 0.27 * (i - 1)
-        bars = axes.barh(place, [100 * found[key] for found in runs.values()], height=0.25, color=colour, label=text)
+    """Accuracy of one encoder probed in several ways, a group of bars for each run; no bar for what was not asked."""
+    figure, ((axes,),) = _panels(1, width=680, height=110 + 105 * len(runs))
+    step = 0.84 / len(texts)
+    for i, ((key, text), colour) in enumerate(zip(texts.items(), (*NONNEG_RUNS, *SIGNED_RUNS), strict=False)):
+        asked = {place: 100 * found[key] for place, found in enumerate(runs.values()) if key in found}
+        place = np.array([*asked], float) + step * (i - (len(texts) - 1) / 2)
+        bars = axes.barh(place, [*asked.values()], height=0.9 * step, color=colour, label=text)
         axes.bar_label(bars, fmt=" %.1f", fontsize=7, color=INK)
     axes.set_yticks(range(len(runs)), [textwrap.fill(name, 28) for name in runs], fontsize=7)
     axes.invert_yaxis()
     axes.margins(x=0.08)
-    axes.set_xlabel("test accuracy of logistic regression on h, %")
-    axes.legend(fontsize=7, frameon=False, labelcolor=INK, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+    axes.set_xlabel("test accuracy of a linear classifier on h, %")
+    axes.legend(fontsize=7, frameon=False, labelcolor=INK, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     return png_bytes(figure)
