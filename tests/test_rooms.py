@@ -124,6 +124,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         *BASE,
     },
     "experiments": {
+        "augment",
         "backbones",
         "charts",
         "data",
