@@ -452,6 +452,11 @@ def test_a_subset_says_which_images_it_cut_and_is_refused_before_anything_is_mea
     code, _, err = evaluated(capsys, copied / "a", "--all", "--heavy", "--subset", 5)
     assert code == 1 and "--subset 5 is fewer images than the 10 classes" in err and "measuring" not in err
     assert "sepin@1" not in strict_json(copied / "a" / "metrics.json")
+    whole = {name: {k: v for k, v in entry.items() if k != "subset"} for name, entry in stored.items()}
+    (copied / "a" / "metrics.json").write_text(json.dumps(whole))
+    code, text, err = evaluated(capsys, copied / "a", "--only", "corruptions", "--subset", 30)
+    assert code == 1 and not text and "on all images before, which --subset would replace" in " ".join(err.split())
+    assert strict_json(copied / "a" / "metrics.json") == whole
 
 
 def poisoned(folder: Path, value: float) -> None:
@@ -708,10 +713,13 @@ def words(figure: Figure) -> list[str]:
 
 
 def test_the_plot_of_stability_counts_all_live_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    each = [0.9] * 1843 + [0.0] * 205 + [None] * 7  # matched; live, without a partner; dead
+    each = [0.9] * 1843 + [0.0] * 205 + [None] * 7  # alike; matched at 0, or without a match; dead
     measured = {f"identifiability_cosine{null}": {"value": 0.5, "each": each} for null in ("", "_shuffled", "_rotated")}
-    said = "|cosine| with the partner, mean over other runs (1843 of 2048 live features have one)"
-    assert said in words(drawn(monkeypatch, "stability", measured))
+    figure = drawn(monkeypatch, "stability", measured)
+    heights = {round(bar.get_x(), 2): bar.get_height() for bar in figure.axes[0].patches if bar.get_height()}  # type: ignore[attr-defined]
+    assert heights == {0.0: 205, 0.9: 1843}
+    said = "2048 live features: |cosine| with the match, mean over other runs (0 in one without)"
+    assert said in words(figure)
 
 
 def test_the_plot_of_looks_by_classes_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,3 +285,14 @@ def test_select_without_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert any(k.startswith("neighbour_overlap@") for k in out)
     assert not any(k.startswith(("precision", "map", "knn")) for k in out)
     assert selection.load_codes(Path(out["files"]["train"])).labels is None
+
+
+def test_select_of_a_single_test_image_has_no_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    images = {f"{k}_images": rng.integers(0, 255, (n, 16, 16, 3), np.uint8) for k, n in (("train", 48), ("test", 1))}
+    np.savez(tmp_path / "x.npz", **images)  # type: ignore[arg-type]
+    folder = tmp_path / "run"
+    assert run(capsys, "train", "arrays", "--data-root", tmp_path / "x.npz", "--out", folder, *SMALL)[0] == 0
+    code, text, _ = run(capsys, "select", folder, "--top", 2, "--json")
+    out = json.loads(text)
+    assert code == 0 and out["cosine"]["after"] <= 1 and not [k for k in out if "@" in k]

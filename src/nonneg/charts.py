@@ -158,7 +158,7 @@ def kept_features(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def stability(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """How stable each feature is across seeds: a histogram a method, its mean, and what a random rotation gives."""
+    """How stable each live feature is across seeds: a histogram a method, the mean of all pairs, and both nulls."""
     across = min(3, len(panels))
     figure, grid = _panels(across, -(-len(panels) // across), width=300, height=210, dpi=110)
     flat = [axes for row in grid for axes in row]
@@ -166,21 +166,18 @@ def stability(panels: Mapping[str, Mapping[str, Any]]) -> bytes:
         axes.set_axis_off()
     for axes, (title, found) in zip(flat, panels.items(), strict=False):
         scores = np.concatenate([np.asarray(s) for s in found["scores"]])
-        matched = scores[scores > 0]  # a live feature for which no other run has one left scores 0
-        alone = 100 * (1 - len(matched) / len(scores))
-        axes.hist(matched, bins=np.linspace(0, 1, 26).tolist(), weights=np.full(len(matched), 100 / len(scores)),
+        axes.hist(scores, bins=np.linspace(0, 1, 26).tolist(), weights=np.full(len(scores), 100 / len(scores)),
                   color=CL if found["signed"] else NCL)  # fmt: skip
         axes.axvline(found["cosine"], color=INK, linewidth=1)
         axes.axvline(found["cosine_rotated"], color=INK, linewidth=1, linestyle=(0, (4, 3)))
         axes.axvline(found["cosine_shuffled"], color=GHOST, linewidth=1.2)
         axes.set_xlim(0, 1)
         axes.set_ylim(top=axes.get_ylim()[1] * 1.35)  # room for the text
-        axes.set_xlabel("|cosine| to the matched feature of another seed")
+        axes.set_xlabel("|cosine| to its match, mean over other seeds")
         axes.set_ylabel("features, %")
         _title(axes, title)
         axes.annotate(f"mean {found['cosine']:.2f}; after a rotation {found['cosine_rotated']:.2f} (dashed);\nshuffled "
-                      f"{found['cosine_shuffled']:.2f} (grey)" + f"; without a partner {alone:.0f} %" * (alone >= 0.5),
-                      (0.02, 0.96), xycoords="axes fraction", va="top",
+                      f"{found['cosine_shuffled']:.2f} (grey)", (0.02, 0.96), xycoords="axes fraction", va="top",
                       fontsize=7, color=INK, zorder=5,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})  # fmt: skip
     return png_bytes(figure)

@@ -123,12 +123,12 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
     made = {split: kept[split] or embedding.extracted(folder, d, split, run) for split, d in data.items()}
     cannot = _cannot(asked, data["test"], made)
     skipped = {group: why for group, why in cannot.items() if group in groups}
+    if asked.subset is not None:
+        whole = {_group(e) for e in before.values() if "subset" not in e} & set(HEAVY) & set(groups)
+        skipped |= dict.fromkeys(sorted(whole), "it was measured on all images before, which --subset would replace")
     if asked.only and skipped:
         group, why = next(iter(skipped.items()))
         raise BadInput(f"{group} cannot be measured: {why}")
-    if asked.subset is not None:
-        whole = {_group(e) for e in before.values() if "subset" not in e} & set(HEAVY) & set(groups)
-        skipped |= dict.fromkeys(whole, "measured on all images before, which --subset would replace")
     if asked.all and not asked.heavy:
         skipped |= {group: cannot.get(group, "takes minutes; add --heavy") for group in HEAVY}
     if "basic" in groups and (why := _no_labels(made) or why_no_probe(made["train"].labels)):

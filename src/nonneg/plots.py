@@ -120,9 +120,8 @@ def stability_histogram(measured: dict[str, dict], colour: str) -> bytes | None:
     if not (each := _each(measured, key)):
         return None
     scores = np.array([v for v in each if v is not None])
-    matched = scores[scores > 0]  # a live feature for which no other run has one left scores 0
     figure, axes = one_panel(566, 250, top=30)
-    axes.hist(matched, bins=np.linspace(0, 1, 21).tolist(), color=colour)
+    axes.hist(scores, bins=np.linspace(0, 1, 21).tolist(), color=colour)
     axes.set_xlim(0, 1)
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     for name, dashes in (("shuffled", (4, 3)), ("rotated", (1, 2))):
@@ -130,9 +129,7 @@ def stability_histogram(measured: dict[str, dict], colour: str) -> bytes | None:
         axes.axvline(level, color=INK, linewidth=0.9, linestyle=(0, dashes))
         axes.annotate(f"{name} {level:.2f}", (level, 1.03), xycoords=("data", "axes fraction"), color=INK,
                       fontsize=7.5, ha="center")  # fmt: skip
-    axes.set_xlabel(
-        f"|cosine| with the partner, mean over other runs ({len(matched)} of {len(scores)} live features have one)"
-    )
+    axes.set_xlabel(f"{len(scores)} live features: |cosine| with the match, mean over other runs (0 in one without)")
     axes.set_ylabel("features")
     return png_bytes(figure)
 

@@ -86,11 +86,10 @@ def select(
 def _lost(full: dict[str, Any], short: dict[str, Any], y: Any, answer: Any, *, device: Any) -> dict[str, Any]:
     """Measures before and after, by name."""
     k = min(10, full["test"].shape[0] - 1)
-    near = [metrics.neighbours(z["test"], k=k, device=device) for z in (full, short)]
-    lost: dict[str, Any] = {
-        "cosine": {"before": 1.0, "after": selection.reconstruction(full["test"], short["test"])},
-        f"neighbour_overlap@{k}": {"before": 1.0, "after": metrics.neighbour_overlap(*near)},
-    }
+    lost: dict[str, Any] = {"cosine": {"before": 1.0, "after": selection.reconstruction(full["test"], short["test"])}}
+    if k > 0:  # a single image has no neighbours
+        near = [metrics.neighbours(z["test"], k=k, device=device) for z in (full, short)]
+        lost[f"neighbour_overlap@{k}"] = {"before": 1.0, "after": metrics.neighbour_overlap(*near)}
     if answer is not None and np.bincount(answer).max(initial=0) > 1:
         found = [metrics.retrieval(z["test"], answer, k=k, device=device) for z in (full, short)]
         for name, key in ((f"precision@{k}", "precision"), (f"map@{k}", "map")):
