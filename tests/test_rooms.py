@@ -1,6 +1,7 @@
 """Who may import whom. A room that reaches further than this needs a better seam, not an exception."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -270,6 +271,13 @@ def test_nothing_is_unpickled(path: Path) -> None:
 
 def test_there_is_no_utils() -> None:
     assert not list(SOURCE.rglob("util*.py")) and not list(SOURCE.rglob("helper*.py"))
+
+
+def test_the_map_in_the_readme_has_every_room() -> None:
+    readme = (SOURCE.parent.parent / "README.md").read_text()
+    text = readme.partition("## Map of the files")[2].partition("## Results")[0]
+    there = [f"{room}/" if (SOURCE / room).is_dir() else f"{room}.py" for room in rooms() if not room.startswith("__")]
+    assert [room for room in there if not re.search(rf"(?<!\w){re.escape(room)}", text)] == []
 
 
 def test_the_command_starts_without_what_few_verbs_need() -> None:
