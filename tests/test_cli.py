@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,16 +16,6 @@ from rich.table import Table
 from nonneg import cli, data, features, progress, tables, theory, workflow
 
 SMALL = ["--backbone", "small_net:width=4", "--projector", "32", "16", "--epochs", "1", "--batch-size", "16"]
-
-
-def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
-    code = 0
-    try:
-        cli.main([str(a) for a in args])
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    captured = capsys.readouterr()
-    return code, captured.out, " ".join(captured.err.split())
 
 
 @pytest.fixture
@@ -43,16 +34,14 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_a_folder_of_unlabelled_photos_from_training_to_report(
-    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, photos: Path, tell: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "EVERY", 0.0)
     out = tmp_path / "run"
-    code, text, err = run(
-        capsys, "train", "folder", "--data-root", photos, "--image-size", 32, "--out", out, *SMALL, "--json"
-    )
+    code, text, err = tell("train", "folder", "--data-root", photos, "--image-size", 32, "--out", out, *SMALL, "--json")
     assert code == 0 and json.loads(text)["epoch"] == 1
     assert "broken" in (out / "log.jsonl").read_text() and "inputs skipped" in err
-    code, text, err = run(capsys, "evaluate", out, "--json")
+    code, text, err = tell("evaluate", out, "--json")
     values = json.loads(text)
     assert code == 0 and values["sparsity"] > 0 and values["linear_probe"] is None  # the key is there, the value not
     assert "measuring" in err
@@ -61,23 +50,23 @@ def test_a_folder_of_unlabelled_photos_from_training_to_report(
     for n in skipped.values():  # each time: what is not there cannot be seen in the numbers
         assert f"folder: {n} inputs skipped beside" in " ".join(err.split())
     assert json.loads((out / "metrics.json").read_text())["sparsity"]["threshold"] == 1e-5
-    code, text, _ = run(capsys, "features", out, "--json")
+    code, text, _ = tell("features", out, "--json")
     assert code == 0 and all(Path(p).exists() for p in json.loads(text).values())
-    code, text, _ = run(capsys, "report", out)
+    code, text, _ = tell("report", out)
     page = (out / "report.html").read_text()
     assert code == 0 and all(f"broken{i}.jpg" in page for i in range(6))
-    code, _, err = run(capsys, "report", out)
+    code, _, err = tell("report", out)
     assert code == 1 and "already exists; add --overwrite" in err
-    code, _, err = run(capsys, "train", "folder", "--data-root", photos, "--strict", "--out", tmp_path / "b", *SMALL)
+    code, _, err = tell("train", "folder", "--data-root", photos, "--strict", "--out", tmp_path / "b", *SMALL)
     assert code == 1 and "broken" in err and not (tmp_path / "b").exists()
 
 
-def test_labelled_runs_are_compared_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labelled_runs_are_compared_side_by_side(tmp_path: Path, tell: Callable) -> None:
     folders = []
     for map in ("identity", "relu"):
         folders.append(tmp_path / map)
-        assert run(capsys, "train", "digits", "--map", map, "--out", folders[-1], *SMALL)[0] == 0
-    code, text, _ = run(capsys, "compare", *folders, "--json", "--out", tmp_path / "both.html")
+        assert tell("train", "digits", "--map", map, "--out", folders[-1], *SMALL)[0] == 0
+    code, text, _ = tell("compare", *folders, "--json", "--out", tmp_path / "both.html")
     values = json.loads(text)
     assert code == 0 and list(values) == [str(f) for f in folders] and (tmp_path / "both.html").exists()
     for key in workflow.HEADLINE:
@@ -86,18 +75,18 @@ def test_labelled_runs_are_compared_side_by_side(tmp_path: Path, capsys: pytest.
     assert all(
         0 <= values[str(f)][k] <= 1 for f in folders for k in ("sparsity", "class_consistency", "linear_probe", "knn")
     )
-    code, text, _ = run(capsys, "evaluate", folders[1])
+    code, text, _ = tell("evaluate", folders[1])
     assert code == 0 and "class_consistency" in text
-    code, _, err = run(capsys, "compare", folders[0])
+    code, _, err = tell("compare", folders[0])
     assert code == 1 and "two run folders or more" in err
 
 
-def test_features_of_another_data_set(tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_of_another_data_set(tmp_path: Path, photos: Path, tell: Callable) -> None:
     out = tmp_path / "run"
-    assert run(capsys, "train", "folder", "--data-root", photos, "--image-size", 16, "--out", out, *SMALL)[0] == 0
+    assert tell("train", "folder", "--data-root", photos, "--image-size", 16, "--out", out, *SMALL)[0] == 0
     np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 255, (10, 16, 16, 3), dtype=np.uint8))
     args = ["features", out, "--data", "arrays", "--data-root", tmp_path / "x.npy", "--out", tmp_path / "f", "--json"]
-    code, text, _ = run(capsys, *args)
+    code, text, _ = tell(*args)
     assert code == 0 and json.loads(text) == {s: str(tmp_path / "f" / f"arrays-{s}.npz") for s in ("train", "test")}
 
 
@@ -116,10 +105,10 @@ def test_features_of_another_data_set(tmp_path: Path, photos: Path, capsys: pyte
     ],
 )
 def test_bad_input_gets_one_clear_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tell: Callable, args: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(capsys, *args)
+    code, out, err = tell(*args)
     assert code == 1 and message in err and "Traceback" not in err and out == ""
     assert not (tmp_path / "runs").exists()
 
@@ -144,19 +133,19 @@ def test_a_wrong_flag_is_one_sentence_too(args: list[str], message: str, capsys:
     assert code == 1 and message in err and len(err.splitlines()) == 1 and "│" not in err
 
 
-def test_a_flag_that_cannot_be_met_harms_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_that_cannot_be_met_harms_nothing(tmp_path: Path, tell: Callable) -> None:
     out = tmp_path / "run"
-    assert run(capsys, "train", "digits", "--out", out, *SMALL)[0] == 0
+    assert tell("train", "digits", "--out", out, *SMALL)[0] == 0
     before = (out / "model.safetensors").read_bytes()
     losses = ("info_nce:temperature=0", "supcon:temperature=0", "spectral:l1=-1")
     for wrong in (["--device", "tpu"], ["--backbone", "small_net:width=0"], *(["--loss", loss] for loss in losses)):
-        assert run(capsys, "train", "digits", "--out", out, *SMALL, "--overwrite", *wrong)[0] == 1
+        assert tell("train", "digits", "--out", out, *SMALL, "--overwrite", *wrong)[0] == 1
         assert (out / "model.safetensors").read_bytes() == before
-        assert run(capsys, "train", "digits", "--out", tmp_path / "new", *SMALL, *wrong)[0] == 1
+        assert tell("train", "digits", "--out", tmp_path / "new", *SMALL, *wrong)[0] == 1
         assert not (tmp_path / "new").exists()
-    assert run(capsys, "train-pairs", "digits", "--out", tmp_path / "new", *SMALL, "--loss", "spectral:l1=-1")[0] == 1
+    assert tell("train-pairs", "digits", "--out", tmp_path / "new", *SMALL, "--loss", "spectral:l1=-1")[0] == 1
     assert not (tmp_path / "new").exists()
-    assert run(capsys, "train", "digits", "--out", out, "--resume", "--overwrite")[0] == 1
+    assert tell("train", "digits", "--out", out, "--resume", "--overwrite")[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -171,131 +160,129 @@ def test_a_flag_that_cannot_be_met_harms_nothing(tmp_path: Path, capsys: pytest.
     ],
 )
 def test_the_spectral_loss_takes_its_own_optimiser_unless_one_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], optimizer: str, lr: float
+    tmp_path: Path, tell: Callable, flags: list[str], optimizer: str, lr: float
 ) -> None:
-    code, _, err = run(capsys, "train", "digits", "--out", tmp_path / "run", *SMALL, "--batch-size", 512, *flags)
+    code, _, err = tell("train", "digits", "--out", tmp_path / "run", *SMALL, "--batch-size", 512, *flags)
     about = json.loads((tmp_path / "run" / "run.json").read_text())["run"]
     assert code == 0 and (about["optimizer"], about["lr"]) == (optimizer, lr)
     assert (f"is trained by adamw at lr {lr}; --optimizer" in err) == (optimizer == "adamw")
-    code, _, err = run(capsys, "train", "digits", "--out", tmp_path / "run", "--resume", "--epochs", "1")
+    code, _, err = tell("train", "digits", "--out", tmp_path / "run", "--resume", "--epochs", "1")
     assert code == 0 and "is trained by" not in err  # run.json knows
 
 
-def test_a_run_that_ends_without_a_live_feature_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_ends_without_a_live_feature_says_so(tmp_path: Path, tell: Callable) -> None:
     dies = ["--loss", "spectral:l1=100", "--lr", "0.1", "--map", "relu", "--warmup-epochs", "0", "--epochs", "4"]
-    code, _, err = run(capsys, "train", "digits", "--out", tmp_path / "run", *SMALL, "--batch-size", "128", *dies)
+    code, _, err = tell("train", "digits", "--out", tmp_path / "run", *SMALL, "--batch-size", "128", *dies)
     assert code == 0 and "after epoch 4 of 4 no feature is live" in err and err.count("no feature is live") == 2
     assert json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])["alive"] == 0
-    code, _, err = run(capsys, "train", "digits", "--out", tmp_path / "alive", *SMALL)
+    code, _, err = tell("train", "digits", "--out", tmp_path / "alive", *SMALL)
     assert code == 0 and "no feature is live" not in err
 
 
-def test_a_truncated_model_is_named_and_the_checkpoint_offered(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_truncated_model_is_named_and_the_checkpoint_offered(tmp_path: Path, tell: Callable) -> None:
     out = tmp_path / "run"
-    assert run(capsys, "train", "digits", "--out", out, *SMALL)[0] == 0
+    assert tell("train", "digits", "--out", out, *SMALL)[0] == 0
     path = out / "model.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    code, _, err = run(capsys, "evaluate", out)
+    code, _, err = tell("evaluate", out)
     assert code == 1 and f"nonneg train digits --out {out} --resume" in err and "model.safetensors is damaged" in err
-    assert run(capsys, "train", "digits", "--out", out, "--resume")[0] == 0
+    assert tell("train", "digits", "--out", out, "--resume")[0] == 0
     assert path.read_bytes() == whole
 
 
 def test_a_damaged_cache_is_made_again_and_new_images_are_measured_again(
-    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, photos: Path, tell: Callable
 ) -> None:
     out = tmp_path / "run"
-    assert run(capsys, "train", "folder", "--data-root", photos, "--image-size", 16, "--out", out, *SMALL)[0] == 0
-    first = json.loads(run(capsys, "evaluate", out, "--json")[1])
+    assert tell("train", "folder", "--data-root", photos, "--image-size", 16, "--out", out, *SMALL)[0] == 0
+    first = json.loads(tell("evaluate", out, "--json")[1])
     for path in (out / "features").glob("*.npz"):
         path.write_bytes(path.read_bytes()[:100])
-    assert json.loads(run(capsys, "evaluate", out, "--json")[1]) == first
+    assert json.loads(tell("evaluate", out, "--json")[1]) == first
     for i in range(30):
         Image.fromarray(np.full((20, 20, 3), 8 * i, np.uint8)).save(photos / f"new{i}.png")
-    code, text, _ = run(capsys, "compare", out, out, "--json")
+    code, text, _ = tell("compare", out, out, "--json")
     assert code == 0 and json.loads(text)[str(out)]["effective_rank"] != first["effective_rank"]
 
 
 def test_another_data_set_is_embedded_at_the_size_and_with_the_channels_of_the_model(
-    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, photos: Path, tell: Callable
 ) -> None:
     out = tmp_path / "run"
     np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 255, (40, 16, 16, 3), dtype=np.uint8))
-    assert run(capsys, "train", "arrays", "--data-root", tmp_path / "x.npy", "--out", out, *SMALL)[0] == 0
+    assert tell("train", "arrays", "--data-root", tmp_path / "x.npy", "--out", out, *SMALL)[0] == 0
     args = ("features", out, "--data", "folder", "--data-root", photos, "--json")
-    code, text, _ = run(capsys, *args)
+    code, text, _ = tell(*args)
     whole = features.load(Path(json.loads(text)["test"])).h
-    code, text, _ = run(capsys, *args, "--image-size", 16)
+    code, text, _ = tell(*args, "--image-size", 16)
     assert np.array_equal(features.load(Path(json.loads(text)["test"])).h, whole)
-    code, _, err = run(capsys, "features", out, "--data", "digits")
+    code, _, err = tell("features", out, "--data", "digits")
     assert code == 1 and "images of 3 channels; digits has 1" in err
-    code, _, err = run(capsys, "features", out, "--data", "folde")
+    code, _, err = tell("features", out, "--data", "folde")
     assert code == 1 and "did you mean 'folder'?" in err
 
 
-def test_resuming_under_another_data_set_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_under_another_data_set_is_refused(tmp_path: Path, tell: Callable) -> None:
     out = tmp_path / "run"
-    assert run(capsys, "train", "digits", "--out", out, *SMALL)[0] == 0
-    code, _, err = run(capsys, "train", "cifar10", "--out", out, "--resume")
+    assert tell("train", "digits", "--out", out, *SMALL)[0] == 0
+    code, _, err = tell("train", "cifar10", "--out", out, "--resume")
     assert code == 1 and "was begun on digits, not cifar10" in err
 
 
 def test_a_run_of_a_gpu_machine_is_evaluated_where_there_is_none_and_where_its_data_went(
-    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, photos: Path, tell: Callable
 ) -> None:
     out = tmp_path / "run"
-    assert run(capsys, "train", "folder", "--data-root", photos, "--image-size", 16, "--out", out, *SMALL)[0] == 0
+    assert tell("train", "folder", "--data-root", photos, "--image-size", 16, "--out", out, *SMALL)[0] == 0
     about = json.loads((out / "run.json").read_text())
     about["run"]["device"] = "cuda"
     (out / "run.json").write_text(json.dumps(about))
     moved = photos.rename(tmp_path / "moved")
-    code, _, err = run(capsys, "evaluate", out)
+    code, _, err = tell("evaluate", out)
     assert code == 1 and "photos" in err
-    assert run(capsys, "evaluate", out, "--data-root", moved)[0] == 0
-    assert run(capsys, "report", out, "--data-root", moved)[0] == 0
+    assert tell("evaluate", out, "--data-root", moved)[0] == 0
+    assert tell("report", out, "--data-root", moved)[0] == 0
 
 
 @pytest.mark.parametrize("place", ["run.json", "metrics.json"])
-def test_a_damaged_file_is_named(tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path, place: str, tell: Callable) -> None:
     out = tmp_path / "run"
-    assert run(capsys, "train", "digits", "--out", out, *SMALL)[0] == 0
-    assert run(capsys, "evaluate", out)[0] == 0
+    assert tell("train", "digits", "--out", out, *SMALL)[0] == 0
+    assert tell("evaluate", out)[0] == 0
     (out / place).write_text('{"x": 1}')
-    code, _, err = run(capsys, "report", out)
+    code, _, err = tell("report", out)
     assert code == 1 and f"{place} is damaged" in err and "unexpected" not in err
 
 
 @pytest.mark.parametrize("place", ["/proc/x", "/etc/hostname/x"])
-def test_a_place_where_nothing_can_be_written_is_one_sentence(place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "train", "digits", "--out", place, *SMALL)
+def test_a_place_where_nothing_can_be_written_is_one_sentence(place: str, tell: Callable) -> None:
+    code, _, err = tell("train", "digits", "--out", place, *SMALL)
     assert code == 1 and "cannot write" in err and "unexpected" not in err
 
 
-def test_a_run_json_that_names_foreign_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_json_that_names_foreign_code_is_refused(tmp_path: Path, tell: Callable) -> None:
     out = tmp_path / "run"
-    assert run(capsys, "train", "digits", "--out", out, *SMALL)[0] == 0
+    assert tell("train", "digits", "--out", out, *SMALL)[0] == 0
     about = json.loads((out / "run.json").read_text())
     about["run"]["backbone"] = "os.system:cmd=true"
     (out / "run.json").write_text(json.dumps(about))
-    code, _, err = run(capsys, "evaluate", out)
+    code, _, err = tell("evaluate", out)
     assert code == 1 and "unknown backbone 'os.system'" in err
 
 
 @pytest.mark.parametrize("verb", ["train", "demo", "evaluate", "features", "compare", "report", "reproduce", "select"])
-def test_help_has_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, verb, "--help")
+def test_help_has_examples(verb: str, tell: Callable) -> None:
+    code, out, _ = tell(verb, "--help")
     assert code == 0 and f"nonneg {verb}" in out and "Examples" in out
 
 
-def test_every_field_of_run_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_field_of_run_is_a_flag(tell: Callable) -> None:
     from dataclasses import fields
 
     from nonneg.run import Run
 
-    _, out, _ = run(capsys, "train", "cifar10", "--help")
+    _, out, _ = tell("train", "cifar10", "--help")
     for f in fields(Run):
         assert f.name == "data" or f"--{f.name.replace('_', '-')}" in out
 
@@ -306,50 +293,48 @@ def test_the_installed_command_prints_help_and_version() -> None:
         assert done.returncode == 0 and done.stdout
 
 
-def test_too_little_memory_outside_training_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_little_memory_outside_training_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tell: Callable) -> None:
     def short(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has ...")
 
     monkeypatch.setattr(workflow, "demo", short)
-    code, out, err = run(capsys, "demo")
+    code, out, err = tell("demo")
     assert (code, out) == (1, "") and "unexpected" not in err
     assert err.startswith("nonneg: too little GPU memory: the run needs 1.50 GiB") and "end what else uses" in err
 
 
-def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "evaluate", "nowhere", "--debug")
+def test_debug_shows_the_traceback(tell: Callable) -> None:
+    code, _, err = tell("evaluate", "nowhere", "--debug")
     assert code == 1 and "Traceback" in err
 
 
-def test_the_committed_results_are_printed_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_committed_results_are_printed_without_a_gpu(tell: Callable) -> None:
     results = Path(__file__).parent.parent / "experiments" / "results"
-    code, text, _ = run(capsys, "reproduce", "cifar10", "--report-only", "--json", "--results", results)
+    code, text, _ = tell("reproduce", "cifar10", "--report-only", "--json", "--results", results)
     rows = json.loads(text)
     assert code == 0 and all(set(r) == {"measure", "method", "paper", "ours", "std", "seeds"} for r in rows)
     probe = next(r for r in rows if r["measure"] == "linear probe" and r["method"] == "NCL")
     assert probe["paper"] == 87.8 and probe["seeds"] >= 1 and abs(probe["ours"] - 87.8) < 1.0
     flags = ["--report-only", "--epochs", "2", "--batch-size", "64", "--results", results]
-    assert "cifar10-2epochs-batch64" in run(capsys, "reproduce", "cifar10", *flags)[1]  # the title
+    assert "cifar10-2epochs-batch64" in tell("reproduce", "cifar10", *flags)[1]  # the title
 
 
 def test_theory_prints_rows_writes_a_page_and_refuses_impossible_worlds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tell: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [theory.Row("theorem", "claim", "1 < 2", True), theory.Row("theorem", "another", "2 < 1", False)]
     monkeypatch.setattr(
         theory, "study", lambda world, seed: theory.Study(world, seed, rows)
     )  # test_theory has it whole
     flags, page = ["--world", "classes=3,overlap=0.1", "--out", str(tmp_path / "page.html")], tmp_path / "page.html"
-    code, text, _ = run(capsys, "theory", *flags, "--json")
+    code, text, _ = tell("theory", *flags, "--json")
     assert code == 0 and json.loads(text) == [asdict(row) for row in rows]
     assert page.read_text().startswith("<!doctype html>") and "1 of 2 come out as claimed" in page.read_text()
-    code, _, err = run(capsys, "theory", *flags)
+    code, _, err = tell("theory", *flags)
     assert code == 1 and "page.html already exists; add --overwrite" in err
-    code, text, _ = run(capsys, "theory", *flags, "--overwrite")
+    code, text, _ = tell("theory", *flags, "--overwrite")
     assert code == 0 and "NO" in text and "1 of 2 hold" in text
-    code, _, err = run(capsys, "theory", "--world", "overlap=3", "--out", str(tmp_path / "none.html"))
+    code, _, err = tell("theory", "--world", "overlap=3", "--out", str(tmp_path / "none.html"))
     assert code == 1 and "an overlap of 3.0 is impossible" in err
     (tmp_path / "w.json").write_text('{"prior": [0.5, 0.6], "conditional": [[1], [1]], "labels": [0, 1]}')
     for world, says in (
@@ -357,7 +342,7 @@ def test_theory_prints_rows_writes_a_page_and_refuses_impossible_worlds(
         (tmp_path / "w.json", "P(c) sums to 1.1, not to 1"),
         ("k=0", "k is 0"),
     ):
-        code, _, err = run(capsys, "theory", "--world", world, "--out", str(tmp_path / "none.html"))
+        code, _, err = tell("theory", "--world", world, "--out", str(tmp_path / "none.html"))
         assert code == 1 and says in err and not (tmp_path / "none.html").exists()
 
 

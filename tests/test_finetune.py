@@ -179,24 +179,8 @@ def test_bfloat16_stays_near_float32(few: tuple[Dataset, Dataset]) -> None:
     assert torch.allclose(full.head.weight, half.head.weight, atol=5e-3)
 
 
-class InThisProcess:
-    """Stands in for the decoding processes, which take seconds to start and have tests of their own."""
-
-    def __init__(self, count: int) -> None:
-        del count
-
-    def __enter__(self) -> "InThisProcess":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    fill = staticmethod(stream.decode_into)
-
-
-def test_images_on_disk_give_the_probe_that_images_in_memory_give(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "Decoders", InThisProcess)
+@pytest.mark.usefixtures("decoded_here")
+def test_images_on_disk_give_the_probe_that_images_in_memory_give(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (20, 3, 12, 12), generator=generator, dtype=torch.uint8)
     paths = [str(tmp_path / f"{i}.png") for i in range(20)]

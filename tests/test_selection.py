@@ -1,6 +1,7 @@
 """Selection against loops, codes against their own files, `nonneg select` as it is typed. N images, D features."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from scipy import sparse
 from sklearn.decomposition import TruncatedSVD
 from sklearn.preprocessing import normalize
 
-from nonneg import cli, metrics, selection
+from nonneg import metrics, selection
 from nonneg.errors import BadInput
 
 
@@ -238,20 +239,10 @@ def test_bad_input_is_one_sentence(call, message: str) -> None:
 SMALL = ["--backbone", "small_net:width=4", "--projector", "32", "16", "--epochs", "1", "--batch-size", "16"]
 
 
-def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
-    code = 0
-    try:
-        cli.main([str(a) for a in args])
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    captured = capsys.readouterr()
-    return code, captured.out, " ".join(captured.err.split())
-
-
-def test_select_writes_codes_and_says_what_was_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_select_writes_codes_and_says_what_was_lost(tmp_path: Path, tell: Callable) -> None:
     folder = tmp_path / "run"
-    assert run(capsys, "train", "digits", "--map", "relu", "--out", folder, *SMALL)[0] == 0
-    code, text, _ = run(capsys, "select", folder, "--top", 2, "--json")
+    assert tell("train", "digits", "--map", "relu", "--out", folder, *SMALL)[0] == 0
+    code, text, _ = tell("select", folder, "--top", 2, "--json")
     out = json.loads(text)
     assert code == 0 and out["bytes_per_vector"] == {"before": 64, "after": 4}
     codes = selection.load_codes(Path(out["files"]["test"]))
@@ -259,27 +250,27 @@ def test_select_writes_codes_and_says_what_was_lost(tmp_path: Path, capsys: pyte
     found = metrics.retrieval(codes.decode(), codes.labels)
     assert out["precision@10"]["after"] == found["precision"] < out["precision@10"]["before"]
     assert 0 < out["knn_z"]["after"] <= 1 and 0 < out["neighbour_overlap@10"]["after"] < 1
-    code, text, _ = run(capsys, "select", folder, "--bytes", 16)
+    code, text, _ = tell("select", folder, "--bytes", 16)
     assert code == 0 and "precision@10" in text and "16 of 16 features" in " ".join(text.split())
     assert len(list((folder / "codes").iterdir())) == 4
     for flags in ([], ["--top", 2, "--bytes", 4]):
-        code, text, err = run(capsys, "select", folder, *flags)
+        code, text, err = tell("select", folder, *flags)
         assert code == 1 and "exactly one way" in err and text == ""
-    code, _, err = run(capsys, "select", folder, "--features", 17)
+    code, _, err = tell("select", folder, "--features", 17)
     assert code == 1 and "17 of 16 features cannot be kept" in err
-    code, _, err = run(capsys, "select", tmp_path / "nowhere", "--top", 1)
+    code, _, err = tell("select", tmp_path / "nowhere", "--top", 1)
     assert code == 1 and "is not a run folder" in err
-    code, text, _ = run(capsys, "select", "--help")
+    code, text, _ = tell("select", "--help")
     assert code == 0 and "nonneg select" in text and "Examples" in text
 
 
-def test_select_without_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_select_without_labels(tmp_path: Path, tell: Callable) -> None:
     np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 255, (48, 16, 16, 3), dtype=np.uint8))
     folder = tmp_path / "run"
-    assert run(capsys, "train", "arrays", "--data-root", tmp_path / "x.npy", "--out", folder, *SMALL)[0] == 0
+    assert tell("train", "arrays", "--data-root", tmp_path / "x.npy", "--out", folder, *SMALL)[0] == 0
     (tmp_path / "x.npy").rename(tmp_path / "moved.npy")
-    assert run(capsys, "select", folder, "--features", 4, "--json")[0] == 1
-    code, text, _ = run(capsys, "select", folder, "--features", 4, "--data-root", tmp_path / "moved.npy", "--json")
+    assert tell("select", folder, "--features", 4, "--json")[0] == 1
+    code, text, _ = tell("select", folder, "--features", 4, "--data-root", tmp_path / "moved.npy", "--json")
     out = json.loads(text)
     assert code == 0 and 0 < out["cosine"]["after"] <= 1
     assert any(k.startswith("neighbour_overlap@") for k in out)
@@ -287,12 +278,12 @@ def test_select_without_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert selection.load_codes(Path(out["files"]["train"])).labels is None
 
 
-def test_select_of_a_single_test_image_has_no_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_select_of_a_single_test_image_has_no_neighbours(tmp_path: Path, tell: Callable) -> None:
     rng = np.random.default_rng(0)
     images = {f"{k}_images": rng.integers(0, 255, (n, 16, 16, 3), np.uint8) for k, n in (("train", 48), ("test", 1))}
     np.savez(tmp_path / "x.npz", **images)  # type: ignore[arg-type]
     folder = tmp_path / "run"
-    assert run(capsys, "train", "arrays", "--data-root", tmp_path / "x.npz", "--out", folder, *SMALL)[0] == 0
-    code, text, _ = run(capsys, "select", folder, "--top", 2, "--json")
+    assert tell("train", "arrays", "--data-root", tmp_path / "x.npz", "--out", folder, *SMALL)[0] == 0
+    code, text, _ = tell("select", folder, "--top", 2, "--json")
     out = json.loads(text)
     assert code == 0 and out["cosine"]["after"] <= 1 and not [k for k in out if "@" in k]

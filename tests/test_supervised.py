@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from nonneg import augment, backbones, classifier, cli, data, encoder, explain, files, maps, optim, rundir, workflow
+from nonneg import augment, backbones, classifier, data, encoder, explain, files, maps, optim, rundir, workflow
 from nonneg.data import Dataset, stream
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
@@ -61,16 +61,6 @@ def weights(folder: Path) -> dict[str, Tensor]:
 def same(a: Path, b: Path) -> bool:
     x, y = weights(a), weights(b)
     return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
-
-
-def tell(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
-    code = 0
-    try:
-        cli.main([str(a) for a in args])
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    captured = capsys.readouterr()
-    return code, captured.out, " ".join(captured.err.split())
 
 
 # --- what a run is ---------------------------------------------------------------------------------------------------
@@ -211,24 +201,8 @@ def test_validation_holds_out_a_fifth_and_never_looks_at_the_test_images(
     assert share == pytest.approx(round(share))  # a whole number of the 51
 
 
-class InThisProcess:
-    """Stands in for the decoding processes, which take seconds to start and have tests of their own."""
-
-    def __init__(self, count: int) -> None:
-        del count
-
-    def __enter__(self) -> "InThisProcess":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    fill = staticmethod(stream.decode_into)
-
-
-def test_images_on_disk_give_the_classifier_that_images_in_memory_give(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "Decoders", InThisProcess)
+@pytest.mark.usefixtures("decoded_here")
+def test_images_on_disk_give_the_classifier_that_images_in_memory_give(tmp_path: Path) -> None:
     images = torch.randint(0, 256, (40, 3, 12, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     paths = [str(tmp_path / f"{i}.png") for i in range(40)]
     for path, image in zip(paths, images, strict=True):
@@ -394,24 +368,24 @@ def shaded(path: Path, classes: list[str]) -> Path:
     return path
 
 
-def test_classes_are_told_by_their_names_in_whatever_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_classes_are_told_by_their_names_in_whatever_order(tmp_path: Path, tell: Callable) -> None:
     own = shaded(tmp_path / "own.npz", ["black", "grey", "white"])
     run = replace(CLASSIFIERS["arrays"], data_root=own, backbone=TINY.backbone, augment=augment.none, lr=0.04, epochs=8,
                   batch_size=16, device="cpu")  # fmt: skip
     folder = tmp_path / "run"
     train_classifier(run, folder)
-    accuracy = json.loads(tell(capsys, "evaluate", folder, "--json")[1])["test_accuracy"]
+    accuracy = json.loads(tell("evaluate", folder, "--json")[1])["test_accuracy"]
     assert accuracy > 0.6
     turned = shaded(tmp_path / "turned.npz", ["white", "black", "grey"])
-    assert json.loads(tell(capsys, "evaluate", folder, "--data-root", turned, "--json")[1])["test_accuracy"] == accuracy
+    assert json.loads(tell("evaluate", folder, "--data-root", turned, "--json")[1])["test_accuracy"] == accuracy
     for chosen in ((), (0, 8, 15)):
         ours, theirs = (explain.explain_run(folder, indices=chosen, data_root=place)[0] for place in (own, turned))
         assert [(e.name, e.truth) for e in ours] == [(e.name, e.truth) for e in theirs]
     four = shaded(tmp_path / "four.npz", ["black", "grey", "snow", "white"])
     both = "class names do not match: only in the data: snow; only in the run: none; rename them"
-    found = json.loads(tell(capsys, "evaluate", folder, "--data-root", four, "--json")[1])
+    found = json.loads(tell("evaluate", folder, "--data-root", four, "--json")[1])
     assert found["test_accuracy"] is None and both in found["no_value"]["test_accuracy"] and found["knn"] > 0
-    code, _, err = tell(capsys, "explain", folder, "--data-root", four)
+    code, _, err = tell("explain", folder, "--data-root", four)
     assert code == 1 and both in err
     nameless = Dataset("x", torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 3, 1]), None, [*"abcd"])
     assert nameless.numbers_among([*"pqrs"], "x").tolist() == [0, 1, 2, 3]  # by number, where there is no name
@@ -422,7 +396,7 @@ def test_classes_are_told_by_their_names_in_whatever_order(tmp_path: Path, capsy
 # --- the command line ------------------------------------------------------------------------------------------------
 
 
-def test_from_labelled_folder_to_explanation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_labelled_folder_to_explanation(tmp_path: Path, tell: Callable) -> None:
     rng = np.random.default_rng(0)
     for name, colour in (("dark", 60), ("light", 180)):
         (tmp_path / "photos" / name).mkdir(parents=True)
@@ -431,30 +405,28 @@ def test_from_labelled_folder_to_explanation(tmp_path: Path, capsys: pytest.Capt
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
     out, photos = tmp_path / "run", tmp_path / "photos"
     where = ["folder", "--data-root", photos, "--image-size", 16, "--out", out]
-    code, text, _ = tell(capsys, "train-classifier", *where, *SMALL, "--json")
+    code, text, _ = tell("train-classifier", *where, *SMALL, "--json")
     line = json.loads(text)
     assert code == 0 and line["epoch"] == 1 and 0 <= line["test_accuracy"] <= 1
-    code, text, err = tell(capsys, "train-classifier", *where, "--resume")  # finished: nothing is left to do
+    code, text, err = tell("train-classifier", *where, "--resume")  # finished: nothing is left to do
     assert code == 0 and "of the test images right" in text, err
     picture = photos / "light" / "3.png"
-    code, text, err = tell(
-        capsys, "explain", out, "--image", picture, "--top", 3, "--json", "--out", tmp_path / "w.png"
-    )
+    code, text, err = tell("explain", out, "--image", picture, "--top", 3, "--json", "--out", tmp_path / "w.png")
     (e,) = json.loads(text)["predictions"]
     assert code == 0 and e["said"] in ("dark", "light") and e["truth"] is None and len(e["votes"]) == 3, err
     assert sum(e["votes"]) + e["rest"] == pytest.approx(e["logit"], rel=1e-4) and (tmp_path / "w.png").exists()
-    code, text, _ = tell(capsys, "explain", out, "--index", 0)
+    code, text, _ = tell("explain", out, "--index", 0)
     assert code == 0 and "sum (logit)" in text and (out / "votes.png").exists()
-    code, text, err = tell(capsys, "evaluate", out, "--json")  # its features are measured like any others
+    code, text, err = tell("evaluate", out, "--json")  # its features are measured like any others
     found = json.loads(text)
     assert code == 0 and found["live_features"] > 0, err
     assert found["test_accuracy"] == line["test_accuracy"]  # the classifier itself, beside the probes of its features
     assert found["dead_weights"] == pytest.approx(line["dead_weights"])
-    code, text, err = tell(capsys, "compare", out, out)
+    code, text, err = tell("compare", out, out)
     assert code == 0 and "test accuracy" in text, err
-    code, _, err = tell(capsys, "report", out)
+    code, _, err = tell("report", out)
     assert code == 0 and "The classifier itself" in (out / "report.html").read_text(encoding="utf-8"), err
-    code, text, err = tell(capsys, "train-classifier", "folder", "--data-root", photos, "--from", out, "--out",
+    code, text, err = tell("train-classifier", "folder", "--data-root", photos, "--from", out, "--out",
                            tmp_path / "tuned", "--epochs", 1, "--batch-size", 16)  # fmt: skip
     assert code == 0, err
     begun = rundir.read_run(tmp_path / "tuned", ClassifierRun)[0]
@@ -467,7 +439,7 @@ def test_from_labelled_folder_to_explanation(tmp_path: Path, capsys: pytest.Capt
         (("explain", out, "--index", 0, "--out", tmp_path / "w.png"), "already exists; add --overwrite"),
         (("train", "folder", "--data-root", photos, "--out", out, "--resume"), "another kind: classifier, not encoder"),
     ):
-        code, _, err = tell(capsys, *args)
+        code, _, err = tell(*args)
         assert code == 1 and message in err, err
 
 
@@ -483,17 +455,17 @@ def test_from_labelled_folder_to_explanation(tmp_path: Path, capsys: pytest.Capt
     ],
 )
 def test_bad_input_gets_one_clear_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tell: Callable, args: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = tell(capsys, *args)
+    code, out, err = tell(*args)
     assert code == 1 and message in err and "Traceback" not in err and out == ""
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_without_labels_has_nothing_to_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = tell(capsys, "train", "digits", *SMALL, "--projector", 8, "--out", tmp_path / "run")
+def test_a_run_without_labels_has_nothing_to_explain(tmp_path: Path, tell: Callable) -> None:
+    code, _, err = tell("train", "digits", *SMALL, "--projector", 8, "--out", tmp_path / "run")
     assert code == 0, err
-    code, _, err = tell(capsys, "explain", tmp_path / "run")
+    code, _, err = tell("explain", tmp_path / "run")
     assert code == 1 and "holds no classifier" in err
     assert isinstance(rundir.read_any(tmp_path / "run")[0], Run)
