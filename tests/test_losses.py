@@ -81,6 +81,17 @@ def test_all_zero_rows_and_all_zero_batches_stay_finite() -> None:
         assert loss.isfinite() and a.grad is not None and a.grad.isfinite().all()
 
 
+def test_a_row_below_the_floor_passes_a_bounded_gradient_and_concerns_no_other() -> None:
+    z = torch.tensor([[0.0, 0.0], [0.01, 0.0], [3.0, 4.0], [0.0, 1.0]], dtype=torch.float64, requires_grad=True)
+    floor = 0.01 * (0.01 + 5 + 1) / 4
+    (slope,) = torch.autograd.grad(losses.unit_rows(z)[:2].sum(), z)
+    want = torch.tensor([[1 / floor] * 2, [1 / floor] * 2, [0, 0], [0, 0]], dtype=torch.float64)
+    torch.testing.assert_close(slope, want)
+    nothing = torch.zeros(4, 2, requires_grad=True)  # no length to take a share of
+    (slope,) = torch.autograd.grad(losses.unit_rows(nothing).sum(), nothing)
+    torch.testing.assert_close(slope, torch.full((4, 2), 1e4))
+
+
 def test_identical_rows_are_worth_the_log_of_the_number_of_others() -> None:
     z = torch.ones(4, 3)
     assert losses.info_nce(z, z).item() == pytest.approx(math.log(7))
@@ -261,6 +272,7 @@ def test_clip_is_the_same_with_images_and_texts_swapped_but_not_paired_otherwise
     z1, z2 = views(6, 5)
     torch.testing.assert_close(losses.clip(z1, z2), losses.clip(z2, z1))
     assert not torch.isclose(losses.clip(z1, z2), losses.clip(z1, z2.roll(1, 0)))
+    assert losses.clip(z1, z2).item() == pytest.approx(clip_by_loops(z1, z2, 0.07))  # where CLIP begins
 
 
 def test_the_temperature_of_clip_has_the_gradient_of_a_difference() -> None:
