@@ -11,7 +11,7 @@ import numpy as np
 
 from nonneg.errors import BadInput
 from nonneg.metrics.activation import expected_activation
-from nonneg.metrics.sparsity import Matrix, as_csr
+from nonneg.metrics.sparsity import Matrix, as_csr, unit_rows
 
 CHUNK = 2**24  # cosines held at once
 
@@ -34,7 +34,7 @@ def recall(
 
 def _checked(images: Matrix, texts: Matrix, pairs: np.ndarray) -> tuple[Matrix, Matrix, np.ndarray]:
     """Rows at length 1, and each pair once."""
-    a, b = (_unit_rows(z) for z in (images, texts))
+    a, b = (unit_rows(z) for z in (images, texts))
     if a.shape[1] != b.shape[1]:
         raise BadInput(f"images have {a.shape[1]} features and texts {b.shape[1]}; they must share one space")
     pairs = np.asarray(pairs)
@@ -79,17 +79,6 @@ def _cosines(a: Matrix, b: Matrix) -> Iterator[tuple[int, np.ndarray]]:
     step = max(1, CHUNK // b.shape[0])
     for at in range(0, a.shape[0], step):
         yield at, (a[at : at + step] @ b.T).toarray().astype(np.float32)
-
-
-def _unit_rows(z: Matrix) -> Matrix:
-    z = as_csr(z).astype(np.float64)
-    sample = np.repeat(np.arange(z.shape[0]), np.diff(z.indptr))
-    largest = np.zeros(z.shape[0])
-    np.maximum.at(largest, sample, np.abs(z.data))
-    z.data /= np.where(largest > 0, largest, 1)[sample]  # first, so that squares of small numbers do not vanish
-    norm = np.sqrt(np.bincount(sample, weights=z.data**2, minlength=z.shape[0]))
-    z.data /= np.where(norm > 0, norm, 1)[sample]
-    return z
 
 
 def modality_balance(images: Matrix, texts: Matrix) -> np.ndarray:

@@ -18,7 +18,7 @@ import numpy as np
 from scipy import sparse
 
 from nonneg.errors import BadInput, unknown
-from nonneg.metrics.sparsity import Matrix, as_csr
+from nonneg.metrics.sparsity import Matrix, as_csr, unit_rows
 
 Weights = Literal["mean", "sum"]
 
@@ -91,18 +91,7 @@ def _two_views(f: Matrix, g: Matrix, *, normalise: bool) -> tuple[Matrix, Matrix
         raise BadInput(f"there are {f.shape[0]} images, and an image needs at least one other as its negative")
     for z in (f, g):
         z.eliminate_zeros()
-        if normalise:
-            _unit_rows(z)
-    return f, g
-
-
-def _unit_rows(z: Matrix) -> None:
-    """Divides each row by its length, in place."""
-    row = _row_of(z)
-    most = np.zeros(z.shape[0])
-    np.maximum.at(most, row, np.abs(z.data))
-    z.data /= most[row]  # first by the largest entry, so that no square overflows
-    z.data /= np.sqrt(np.bincount(row, weights=z.data**2, minlength=z.shape[0]))[row]
+    return (unit_rows(f), unit_rows(g)) if normalise else (f, g)
 
 
 def _row_of(z: Matrix) -> np.ndarray:

@@ -68,3 +68,15 @@ def as_csr(z: Matrix) -> Matrix:
     if not np.isfinite(csr.data).all():
         raise BadInput("features hold NaN or infinite values: the model diverged, or the file is damaged")
     return csr
+
+
+def unit_rows(z: Matrix) -> Matrix:
+    """Rows divided by their length, in float64; rows of zeros stay zero."""
+    z = as_csr(z).astype(np.float64)
+    sample = np.repeat(np.arange(z.shape[0]), np.diff(z.indptr))
+    largest = np.zeros(z.shape[0])
+    np.maximum.at(largest, sample, np.abs(z.data))
+    z.data /= np.where(largest > 0, largest, 1)[sample]  # first, so that no square vanishes or overflows
+    length = np.sqrt(np.bincount(sample, weights=z.data**2, minlength=z.shape[0]))
+    z.data /= np.where(length > 0, length, 1)[sample]
+    return z

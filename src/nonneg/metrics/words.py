@@ -8,8 +8,7 @@ import numpy as np
 from scipy import sparse
 
 from nonneg.errors import BadInput
-from nonneg.metrics.cross_modal import _unit_rows
-from nonneg.metrics.sparsity import Matrix
+from nonneg.metrics.sparsity import Matrix, unit_rows
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def word_scores(
     """
     if least < 1:
         raise BadInput(f"words are scored from {least} texts on; give 1 or more")
-    z = _unit_rows(z)
+    z = unit_rows(z)
     if len(words) != z.shape[0]:
         raise BadInput(
             f"there are {z.shape[0]} rows of features for the words of {len(words)} texts; give one for each"
