@@ -183,15 +183,15 @@ def recovery_error(found: np.ndarray, truth: np.ndarray) -> float:
     return float(np.abs(found[:, matched(found, truth)] - truth).max())
 
 
-def merged(f: np.ndarray, *, parallel: float = PARALLEL, empty: float = EMPTY) -> np.ndarray:
+def merged(f: np.ndarray) -> np.ndarray:
     """f with parallel columns made one, sqrt(sum of squares) long (so F F^T stays), and dead ones left out."""
     length = np.linalg.norm(f, axis=0)
-    rest = [j for j in np.argsort(-length) if length[j] > empty * length.max()]
+    rest = [j for j in np.argsort(-length) if length[j] > EMPTY * length.max()]
     columns = []
     while rest:
         first = rest[0]
         cosine = (f[:, first] @ f[:, rest]) / (length[first] * length[rest])
-        group = [j for j, c in zip(rest, cosine, strict=True) if c > 1 - parallel]
+        group = [j for j, c in zip(rest, cosine, strict=True) if c > 1 - PARALLEL]
         columns.append(f[:, first] * np.linalg.norm(length[group]) / length[first])
         rest = [j for j in rest if j not in group]
     return np.stack(columns, axis=1) if columns else f[:, :0]
