@@ -124,6 +124,38 @@ def test_what_is_measured_after_an_epoch_is_in_its_line_and_changes_nothing(tmp_
     assert all(torch.equal(v, plain.tensors()[k]) for k, v in measured.tensors().items())
 
 
+def test_live_features_are_those_of_the_epoch_also_where_it_was_resumed(
+    tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, live = (
+        eight(digits),
+        [0, 1, 2, 3, 2, 0, 0, 1, 5, 5, 5, 5],
+    )  # the feature that each of three times 4 steps sees
+
+    def begin() -> State:
+        model = nn.Linear(1, 1)
+        make = partial(optim.sgd, model.parameters(), weight_decay=0.0)
+        return loop.begin(
+            model, rows, optimizer=make, batch_size=50, seed=1, device=CPU, counters=("alive",), features=6
+        )  # fmt: skip
+
+    def step(s: State, steps_per_epoch: int) -> Callable[[], None]:  # noqa: ARG001 (the signature of a step)
+        def one() -> None:
+            s.alive[live[int(s.step)]] = True
+            s.step += 1
+            s.totals[0] = s.alive.sum()
+
+        return one
+
+    def work(**how) -> None:
+        some = replace(job(rows, keep(tmp_path / "run", rows, **how)), line=lambda totals, _: totals, note="{alive}")
+        loop.run_job(some, begin=begin, step=step)
+
+    dies_at(6, monkeypatch, work)
+    work(resume=True)
+    assert [line["alive"] for line in rundir.read_log(tmp_path / "run")] == [4, 3, 1]
+
+
 def test_rows_stay_together_in_memory_and_streamed(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each image beside its own label and number, once an epoch, in both ways of bringing them."""
     assert digits.labels is not None

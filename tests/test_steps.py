@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from nonneg import augment, backbones, cli, data, files, loop, losses, progress, rundir, steps
+from nonneg import augment, backbones, cli, data, files, loop, losses, optim, progress, rundir, steps
 from nonneg.data import Dataset, stream
 from nonneg.errors import BadInput
 from nonneg.run import DIGITS
@@ -88,7 +88,15 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-@pytest.mark.parametrize("run", [CLASS, MULTI, replace(CLASS, loss=losses.supcon)], ids=["class", "multi", "both"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        CLASS,
+        replace(MULTI, optimizer=optim.adamw, lr=1e-3),
+        replace(CLASS, loss=losses.supcon, optimizer=optim.sgd, lr=0.05),
+    ],
+    ids=["class by lars", "multi by adamw", "both by sgd"],
+)
 def test_streamed_or_resumed_it_ends_with_the_same_model(
     run, tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
