@@ -1,6 +1,7 @@
 """The loop, whatever it trains: rows stay together, what a caller measures is logged, any model resumes exactly."""
 
 import itertools
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -108,6 +109,34 @@ def test_any_model_resumes_exactly(tmp_path: Path, digits: Dataset, monkeypatch:
     }  # fmt: skip
     assert torch.equal(whole.model.state_dict()["fixed.weight"], Two().fixed.weight)
     assert not torch.equal(whole.model.state_dict()["first.weight"], Two().first.weight)
+
+
+def test_checkpoints_are_so_many_seconds_apart(
+    tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, saved, kept = [0.0], [], rundir.save_checkpoint
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(rundir, "save_checkpoint", lambda *a, **k: (saved.append(a[2]), kept(*a, **k)))
+
+    none = augment.none
+
+    def slow(images: Tensor, noise: Tensor) -> Tensor:
+        now[0] += 4.0  # a step
+        return none(images, noise)
+
+    monkeypatch.setattr(augment, "none", slow)
+    rows = eight(digits)
+    work(rows, replace(keep(tmp_path / "a", rows), seconds=10.0))
+    assert saved == [3, 6, 9, 12]
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_step() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), loop._stop_requested() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.is_set()
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_what_is_measured_after_an_epoch_is_in_its_line_and_changes_nothing(tmp_path: Path, digits: Dataset) -> None:

@@ -74,7 +74,7 @@ def test_cl_and_ncl_begin_from_the_same_weights(digits: data.Dataset) -> None:
 
 def test_one_step_is_the_papers_algorithm(digits: data.Dataset) -> None:
     """The step against the algorithm written out plainly, in the same order of random draws."""
-    run = replace(TINY, optimizer=optim.sgd, lr=0.1, warmup_epochs=0)
+    run = replace(TINY, optimizer=optim.sgd, lr=0.1, warmup_epochs=0, weight_decay=0.1)
     s, plain = fresh(run, digits), fresh(run, digits)
     two_views(run, s, len(digits) // 128)()
     noise = torch.rand(256, augment.NOISE, generator=plain.generator)
@@ -282,13 +282,15 @@ def test_a_truncated_checkpoint_is_named_and_the_previous_one_offered(tmp_path: 
 def test_what_a_killed_process_left_half_written_goes_when_the_file_is_written_again(tmp_path: Path) -> None:
     path, now = tmp_path / "lines[1].jsonl", time.time()
     left, fresh, other = (tmp_path / f".{name}.x1y2.tmp" for name in ("lines[1].jsonl", "lines[1].jsonl.b", "other"))
-    for file in (left, fresh, other):
+    at_work = tmp_path / ".lines[1].jsonl.z3.tmp"
+    for file in (left, fresh, other, at_work):
         file.write_text("half")
     os.utime(left, (now, now - files.ABANDONED - 60))
     os.utime(other, (now, now - files.ABANDONED - 60))
     files.write_text(path, "whole")
     assert path.read_text() == "whole" and not left.exists()
-    assert fresh.exists() and other.exists()  # another process may be writing the one; the other is another file's
+    assert at_work.exists() and fresh.exists() and other.exists()  # of processes at work, and of other files
+    assert path.stat().st_mode & 0o777 == 0o644  # others may read it, too
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
