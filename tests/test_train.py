@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,14 @@ FLAGS = [
 @pytest.fixture(scope="module")
 def digits() -> data.Dataset:
     return data.digits(split="train")
+
+
+@pytest.fixture(scope="module")
+def whole(digits: data.Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of twenty epochs that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train(replace(TINY, epochs=20), folder, data=digits)
+    return folder
 
 
 def same_model(a: Path, b: Path) -> bool:
@@ -140,9 +149,10 @@ def test_killed_between_two_renames_the_older_checkpoint_counts(tmp_path: Path, 
     assert older is not None and rundir.checkpoint_step(tmp_path) == older and found is not None and found[1] == older
 
 
-def test_after_kill_minus_nine_resume_ends_with_the_identical_model(tmp_path: Path, digits: data.Dataset) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train(replace(TINY, epochs=20), whole, data=digits)
+def test_after_kill_minus_nine_resume_ends_with_the_identical_model(
+    tmp_path: Path, digits: data.Dataset, whole: Path
+) -> None:
+    cut = tmp_path / "cut"
     process = subprocess.Popen(command(cut), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not (cut / rundir.PREVIOUS).exists() and time.monotonic() < deadline:
@@ -158,7 +168,7 @@ def test_after_kill_minus_nine_resume_ends_with_the_identical_model(tmp_path: Pa
     assert a == b
 
 
-def test_ctrl_c_saves_and_says_how_to_resume(tmp_path: Path, digits: data.Dataset) -> None:
+def test_ctrl_c_saves_and_says_how_to_resume(tmp_path: Path, whole: Path, tell: Callable) -> None:
     out = tmp_path / "cut"
     process = subprocess.Popen(command(out, "--checkpoint-seconds", "999"), stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
@@ -170,12 +180,8 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path: Path, digits: data.Datase
     assert process.returncode == 130
     assert f"nonneg train digits --out {out} --resume" in " ".join(err.split())
     assert "Traceback" not in err
-    whole = tmp_path / "whole"
-    train(replace(TINY, epochs=20), whole, data=digits)
-    done = subprocess.run(
-        [sys.executable, "-m", "nonneg", "train", "digits", "--out", str(out), "--resume"], capture_output=True
-    )
-    assert done.returncode == 0, done.stderr
+    code, _, err = tell("train", "digits", "--out", out, "--resume")
+    assert code == 0, err
     assert same_model(whole, out)
 
 
