@@ -83,10 +83,8 @@ def reproduce(
         return asking.analyse(name, **where, only=only, report_only=report_only)
     if name not in experiments.names():
         raise unknown("experiment", name, [*experiments.names(), *analyses.names()])
-    experiment = experiments.find(name)
-    name = kept_as(name, epochs=epochs, batch_size=batch_size)
-    experiment = experiment if epochs is None else _shortened(experiment, epochs)
-    experiment = experiment if batch_size is None else _in_batches(experiment, batch_size)
+    declared = partial(_declared, epochs=epochs, batch_size=batch_size)
+    name, experiment = declared(name)
     chosen = _chosen(experiment, only, seeds)
     before = ledger.of(name, experiment, results)
     prepare = partial(experiment.prepare, data_root, runs / name / "data", classes)
@@ -109,7 +107,7 @@ def reproduce(
                     ledger.put(results / f"{name}.jsonl", _pair_one(name, run_name, experiment, run, folder))
                 elif isinstance(run, ClassifierRun):
                     if run_name in experiment.starts:
-                        run = replace(run, pretrained=_start(run, experiment.starts[run_name], runs, change))
+                        run = replace(run, pretrained=_start(run, *experiment.starts[run_name], declared, runs, change))
                     ledger.put(results / f"{name}.jsonl", _classify_one(name, run_name, experiment, run, folder))
                 else:
                     for line in _run_one(name, run_name, experiment, found, run, folder, results):
@@ -195,6 +193,14 @@ def _writable(results: Path) -> None:
             pass
     except OSError as error:
         raise BadInput(f"--results {results} is no folder to write to ({error.strerror}); name another") from None
+
+
+def _declared(name: str, *, epochs: int | None, batch_size: int | None) -> tuple[str, Experiment]:
+    """The experiment as it is asked for, and the name under which it is kept."""
+    experiment = experiments.find(name)
+    experiment = experiment if epochs is None else _shortened(experiment, epochs)
+    experiment = experiment if batch_size is None else _in_batches(experiment, batch_size)
+    return kept_as(name, epochs=epochs, batch_size=batch_size), experiment
 
 
 def _shortened(experiment: Experiment, epochs: int) -> Experiment:
@@ -306,18 +312,26 @@ def _classify_one(
     line = _line(name, run_name, experiment, run, folder, {**found, "lr": run.lr}, began, used)
     line["run"].pop("pretrained")  # a place on this machine
     line["classes"] = len(model.classes)  # their names, in a hundred lines, would be most of the file
-    start = "/".join(experiment.starts[run_name]) if run_name in experiment.starts else None
+    start = "/".join(run.pretrained.parts[-2:]) if run.pretrained else None
     line |= {"mode": mode, "precision": precision, "start": start}
     if not run.validation:  # of a search, how it ended and when it came how far is enough
         line["by_epoch"] = [(e["epoch"], round(e["test_accuracy"], 5)) for e in log if "test_accuracy" in e]
     return line
 
 
-def _start(run: ClassifierRun, start: tuple[str, str], runs: Path, change: Callable[..., Any] | None) -> Path:
+def _start(
+    run: ClassifierRun,
+    of: str,
+    run_name: str,
+    declared: Callable[[str], tuple[str, Experiment]],
+    runs: Path,
+    change: Callable[..., Any] | None,
+) -> Path:
     """The folder of the run whose backbone a classifier begins with; it is trained first if it is not there."""
-    (of, run_name), folder = start, runs / start[0] / start[1]
+    of, experiment = declared(of)
+    folder = runs / of / run_name
     if not (folder / "model.safetensors").exists():
-        first = experiments.find(of).runs[run_name]
+        first = experiment.runs[run_name]
         assert isinstance(first, Run)
         first = replace(first, data_root=run.data_root, device=run.device)
         first = change(first) if change else first
