@@ -679,6 +679,9 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path: Path) -> None:
         reproduce.reproduce("cifar10", results=tmp_path, only=("nlc",))
     with pytest.raises(BadInput, match="--seeds is 0"):
         reproduce.reproduce("cifar10", results=tmp_path, seeds=0)
+    for name, run_name, seeds in (("cifar10", "cl-s2", 1), ("supervised", "digits-scratch-ce-s2", None)):
+        with pytest.raises(BadInput, match=f"--only {run_name} is of seed 2, .*: give --seeds 3"):
+            reproduce.reproduce(name, results=tmp_path, only=(run_name,), seeds=seeds)
     with pytest.raises(BadInput, match="--epochs is 0"):
         reproduce.reproduce("cifar10", results=tmp_path, epochs=0)
     with pytest.raises(BadInput, match="--classes chooses among the folders of imagenet100"):

@@ -91,6 +91,7 @@ def reproduce(
     found = prepare() if data_root is not None or classes is not None else Found(None)
     _check_classes(found, before)
     if not report_only:
+        _check_seeds(experiment, only, chosen)
         todo = [n for n in chosen if not _done(n, before.get(n), experiment, found, runs / name / n)]
         if todo:  # what is wrong is said before data are fetched and a run is trained
             Run(device=device).torch_device()
@@ -183,6 +184,14 @@ def _chosen(experiment: Experiment, only: Sequence[str], seeds: int | None) -> l
         for name, run in experiment.runs.items()
         if (not only or any(begins(name, wanted) for wanted in only)) and (seeds is None or run.seed < seeds)
     ]
+
+
+def _check_seeds(experiment: Experiment, only: Sequence[str], chosen: Sequence[str]) -> None:
+    """Refuse to leave out, for its seed, a run that `only` names."""
+    for wanted in only:
+        if not any(begins(name, wanted) for name in chosen):
+            least = min(run.seed for name, run in experiment.runs.items() if begins(name, wanted))
+            raise BadInput(f"--only {wanted} is of seed {least}, beyond those that are run: give --seeds {least + 1}")
 
 
 def _writable(results: Path) -> None:
