@@ -18,7 +18,7 @@ import scipy.sparse as sp
 import torch
 from PIL import Image
 
-from nonneg import backbones, experiments, files, gallery, kept_features, loop, provenance, reproduce, rundir
+from nonneg import backbones, experiments, files, gallery, kept_features, ledger, loop, provenance, reproduce, rundir
 from nonneg.comparison import Row, as_json
 from nonneg.data import Dataset
 from nonneg.errors import BadInput
@@ -981,7 +981,7 @@ def test_places_that_cannot_be_written_to_are_named_before_anything_is_trained(
     def refused(**_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(reproduce.tempfile, "TemporaryFile", refused)
+    monkeypatch.setattr(ledger.tempfile, "TemporaryFile", refused)
     monkeypatch.setattr(reproduce, "_run_one", lambda *_: pytest.fail("trained"))
     with pytest.raises(BadInput, match=r"--results .* is no folder to write to \(Permission denied\)"):
         reproduce.reproduce("maps", only=("digits-relu-s0",), results=tmp_path / "results", runs=tmp_path / "runs")

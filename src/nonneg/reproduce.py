@@ -6,7 +6,6 @@ folders (large, not for a repository) are RUNS/EXPERIMENT/RUN. Whatever is there
 
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -95,7 +94,7 @@ def reproduce(
         todo = [n for n in chosen if not _done(n, before.get(n), experiment, found, runs / name / n)]
         if todo:  # what is wrong is said before data are fetched and a run is trained
             Run(device=device).torch_device()
-            _writable(results)
+            ledger.check_writable(results)
         found = found if found.root or not todo else prepare()  # which says what is wanted where data must be given
         for i, run_name in enumerate(todo):
             run = replace(experiment.runs[run_name], data_root=found.root, device=device)
@@ -192,16 +191,6 @@ def _check_seeds(experiment: Experiment, only: Sequence[str], chosen: Sequence[s
         if not any(begins(name, wanted) for name in chosen):
             least = min(run.seed for name, run in experiment.runs.items() if begins(name, wanted))
             raise BadInput(f"--only {wanted} is of seed {least}, beyond those that are run: give --seeds {least + 1}")
-
-
-def _writable(results: Path) -> None:
-    """Refuse a place where no results can be put."""
-    try:
-        results.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=results):
-            pass
-    except OSError as error:
-        raise BadInput(f"--results {results} is no folder to write to ({error.strerror}); name another") from None
 
 
 def _declared(name: str, *, epochs: int | None, batch_size: int | None) -> tuple[str, Experiment]:
