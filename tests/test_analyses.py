@@ -369,6 +369,9 @@ def test_bad_input_is_refused_in_one_sentence(place: Path, tmp_path: Path) -> No
         ask(place, "bytes", epochs=3)
     with pytest.raises(BadInput, match="did you mean 'bytes'"):
         ask(place, "byte")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"--results .*file is no folder to write to"):  # before a question is asked
+        ask(place, "bytes", results=tmp_path / "file")
     none = ask(tmp_path, "bytes", report_only=True)
     assert {(r.measure, r.method, r.cells()[3]) for r in none} == {
         ("all of these", f"{method}, {of}", "not run") for method in ("CL", "NCL") for of in ("cifar10", "cifar100")

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 import torch
 from PIL import Image
 
-from nonneg import backbones, experiments, files, gallery, kept_features, loop, provenance, reproduce, rundir
+from nonneg import backbones, experiments, files, gallery, kept_features, ledger, loop, provenance, reproduce, rundir
 from nonneg.comparison import Row, as_json
 from nonneg.data import Dataset
 from nonneg.errors import BadInput
@@ -679,6 +679,9 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path: Path) -> None:
         reproduce.reproduce("cifar10", results=tmp_path, only=("nlc",))
     with pytest.raises(BadInput, match="--seeds is 0"):
         reproduce.reproduce("cifar10", results=tmp_path, seeds=0)
+    for name, run_name, seeds in (("cifar10", "cl-s2", 1), ("supervised", "digits-scratch-ce-s2", None)):
+        with pytest.raises(BadInput, match=f"--only {run_name} is of seed 2, .*: give --seeds 3"):
+            reproduce.reproduce(name, results=tmp_path, only=(run_name,), seeds=seeds)
     with pytest.raises(BadInput, match="--epochs is 0"):
         reproduce.reproduce("cifar10", results=tmp_path, epochs=0)
     with pytest.raises(BadInput, match="--classes chooses among the folders of imagenet100"):
@@ -978,7 +981,7 @@ def test_places_that_cannot_be_written_to_are_named_before_anything_is_trained(
     def refused(**_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(reproduce.tempfile, "TemporaryFile", refused)
+    monkeypatch.setattr(ledger.tempfile, "TemporaryFile", refused)
     monkeypatch.setattr(reproduce, "_run_one", lambda *_: pytest.fail("trained"))
     with pytest.raises(BadInput, match=r"--results .* is no folder to write to \(Permission denied\)"):
         reproduce.reproduce("maps", only=("digits-relu-s0",), results=tmp_path / "results", runs=tmp_path / "runs")
@@ -1058,8 +1061,9 @@ def test_the_measures_of_every_table_have_a_text() -> None:
 
 def tiny(run: Run | ClassifierRun) -> Run | ClassifierRun:
     projector = (8, 6) if run.projector else ()
-    made = replace(run, backbone=partial(backbones.small_net, width=2), projector=projector, batch_size=256)
-    return replace(made, epochs=1, warmup_epochs=0)
+    return replace(
+        run, backbone=partial(backbones.small_net, width=2), projector=projector, batch_size=256, warmup_epochs=0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -1083,12 +1087,13 @@ def test_the_search_comes_first_and_its_best_rate_is_used(tuned: tuple[Path, lis
         rates = [line["run"]["lr"] for line in mine if line["measures"]["test_loss"] == best]
         final = found[f"digits-tuned-{loss}-s0"]
         assert final["run"]["lr"] == min(rates) == final["measures"]["lr"]
-        assert final["start"] == "maps/digits-identity-s0" and "pretrained" not in final["run"]
+        assert final["start"] == "maps-1epochs/digits-identity-s0" and "pretrained" not in final["run"]
         assert final["by_epoch"] == [[1, pytest.approx(final["measures"]["test_accuracy"], abs=1e-5)]]
         assert "class_consistency" in final["measures"] and all("sparsity" not in line["measures"] for line in mine)
         assert final["images"] == [1347, 450] and all(line["images"] == [1078, 269] for line in mine)
     assert found["digits-tuned-ce-s0"]["measures"]["dead_weights"] == 0
-    assert (place / "runs" / "maps" / "digits-identity-s0" / "model.safetensors").exists()  # was trained first
+    start = place / "runs" / "maps-1epochs" / "digits-identity-s0"  # was trained first, shortened too
+    assert (start / "model.safetensors").exists() and len(rundir.read_log(start)) == 1
     weights = {p.parent.name for p in (place / "runs" / "supervised-1epochs").glob("*/*.safetensors")}
     assert weights == {"digits-tuned-ce-s0", "digits-tuned-nce-s0"}  # a search leaves its log
     row = find(rows, "test accuracy", "NCE, digits, fine-tuned")

@@ -47,6 +47,8 @@ def analyse(
             )
         done = {k: v["runs"] for k, v in ledger.read(path).items()}
         todo = {key: mine for key, mine in groups.items() if not {*mine} <= {*done.get("-".join(key), ())}}
+        if todo:
+            ledger.check_writable(results)
         for i, ((of, group), mine) in enumerate(todo.items()):
             progress.say(f"{name}: {of} {group}, {i + 1} of {len(todo)} to do")
             began = time.monotonic()

@@ -1,6 +1,7 @@
 """What was measured, kept: a line of JSON for each run or group of runs, in RESULTS/NAME.jsonl."""
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 
 def _no_number(text: str) -> float:
     raise ValueError(f"{text} is not a number")
+
+
+def check_writable(results: Path) -> None:
+    """Refuse a place where no results can be put."""
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=results):
+            pass
+    except OSError as error:
+        raise BadInput(f"--results {results} is no folder to write to ({error.strerror}); name another") from None
 
 
 def put(path: Path, line: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ folders (large, not for a repository) are RUNS/EXPERIMENT/RUN. Whatever is there
 
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -83,20 +82,19 @@ def reproduce(
         return asking.analyse(name, **where, only=only, report_only=report_only)
     if name not in experiments.names():
         raise unknown("experiment", name, [*experiments.names(), *analyses.names()])
-    experiment = experiments.find(name)
-    name = kept_as(name, epochs=epochs, batch_size=batch_size)
-    experiment = experiment if epochs is None else _shortened(experiment, epochs)
-    experiment = experiment if batch_size is None else _in_batches(experiment, batch_size)
+    declared = partial(_declared, epochs=epochs, batch_size=batch_size)
+    name, experiment = declared(name)
     chosen = _chosen(experiment, only, seeds)
     before = ledger.of(name, experiment, results)
     prepare = partial(experiment.prepare, data_root, runs / name / "data", classes)
     found = prepare() if data_root is not None or classes is not None else Found(None)
     _check_classes(found, before)
     if not report_only:
+        _check_seeds(experiment, only, chosen)
         todo = [n for n in chosen if not _done(n, before.get(n), experiment, found, runs / name / n)]
         if todo:  # what is wrong is said before data are fetched and a run is trained
             Run(device=device).torch_device()
-            _writable(results)
+            ledger.check_writable(results)
         found = found if found.root or not todo else prepare()  # which says what is wanted where data must be given
         for i, run_name in enumerate(todo):
             run = replace(experiment.runs[run_name], data_root=found.root, device=device)
@@ -109,7 +107,7 @@ def reproduce(
                     ledger.put(results / f"{name}.jsonl", _pair_one(name, run_name, experiment, run, folder))
                 elif isinstance(run, ClassifierRun):
                     if run_name in experiment.starts:
-                        run = replace(run, pretrained=_start(run, experiment.starts[run_name], runs, change))
+                        run = replace(run, pretrained=_start(run, *experiment.starts[run_name], declared, runs, change))
                     ledger.put(results / f"{name}.jsonl", _classify_one(name, run_name, experiment, run, folder))
                 else:
                     for line in _run_one(name, run_name, experiment, found, run, folder, results):
@@ -187,14 +185,20 @@ def _chosen(experiment: Experiment, only: Sequence[str], seeds: int | None) -> l
     ]
 
 
-def _writable(results: Path) -> None:
-    """Refuse a place where no results can be put."""
-    try:
-        results.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=results):
-            pass
-    except OSError as error:
-        raise BadInput(f"--results {results} is no folder to write to ({error.strerror}); name another") from None
+def _check_seeds(experiment: Experiment, only: Sequence[str], chosen: Sequence[str]) -> None:
+    """Refuse to leave out, for its seed, a run that `only` names."""
+    for wanted in only:
+        if not any(begins(name, wanted) for name in chosen):
+            least = min(run.seed for name, run in experiment.runs.items() if begins(name, wanted))
+            raise BadInput(f"--only {wanted} is of seed {least}, beyond those that are run: give --seeds {least + 1}")
+
+
+def _declared(name: str, *, epochs: int | None, batch_size: int | None) -> tuple[str, Experiment]:
+    """The experiment as it is asked for, and the name under which it is kept."""
+    experiment = experiments.find(name)
+    experiment = experiment if epochs is None else _shortened(experiment, epochs)
+    experiment = experiment if batch_size is None else _in_batches(experiment, batch_size)
+    return kept_as(name, epochs=epochs, batch_size=batch_size), experiment
 
 
 def _shortened(experiment: Experiment, epochs: int) -> Experiment:
@@ -306,18 +310,26 @@ def _classify_one(
     line = _line(name, run_name, experiment, run, folder, {**found, "lr": run.lr}, began, used)
     line["run"].pop("pretrained")  # a place on this machine
     line["classes"] = len(model.classes)  # their names, in a hundred lines, would be most of the file
-    start = "/".join(experiment.starts[run_name]) if run_name in experiment.starts else None
+    start = "/".join(run.pretrained.parts[-2:]) if run.pretrained else None
     line |= {"mode": mode, "precision": precision, "start": start}
     if not run.validation:  # of a search, how it ended and when it came how far is enough
         line["by_epoch"] = [(e["epoch"], round(e["test_accuracy"], 5)) for e in log if "test_accuracy" in e]
     return line
 
 
-def _start(run: ClassifierRun, start: tuple[str, str], runs: Path, change: Callable[..., Any] | None) -> Path:
+def _start(
+    run: ClassifierRun,
+    of: str,
+    run_name: str,
+    declared: Callable[[str], tuple[str, Experiment]],
+    runs: Path,
+    change: Callable[..., Any] | None,
+) -> Path:
     """The folder of the run whose backbone a classifier begins with; it is trained first if it is not there."""
-    (of, run_name), folder = start, runs / start[0] / start[1]
+    of, experiment = declared(of)
+    folder = runs / of / run_name
     if not (folder / "model.safetensors").exists():
-        first = experiments.find(of).runs[run_name]
+        first = experiment.runs[run_name]
         assert isinstance(first, Run)
         first = replace(first, data_root=run.data_root, device=run.device)
         first = change(first) if change else first
