@@ -516,6 +516,9 @@ def test_nan_in_features_is_one_sentence(copied: Path, capsys: pytest.CaptureFix
     code, _, err = evaluated(capsys, copied / "a", "--all")
     assert code == 1 and "hold NaN or infinite values in z: the model diverged" in err
     with pytest.raises(SystemExit):
+        cli.main(["compare", str(copied / "b"), str(copied / "a")])
+    assert f"{copied / 'a'}: the features of digits" in " ".join(capsys.readouterr().err.split())  # of two runs, which
+    with pytest.raises(SystemExit):
         cli.main(["features", str(copied / "a"), "--out", str(copied / "out")])
     err = " ".join(capsys.readouterr().err.split())
     assert "hold NaN or infinite values in z" in err and not (copied / "out").exists()
