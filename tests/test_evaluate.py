@@ -1,5 +1,6 @@
 """Evaluation of whole runs: measures of images through the model, every group, and every bad input it may meet."""
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -515,6 +516,9 @@ def test_nan_in_features_is_one_sentence(copied: Path, capsys: pytest.CaptureFix
     code, _, err = evaluated(capsys, copied / "a", "--all")
     assert code == 1 and "hold NaN or infinite values in z: the model diverged" in err
     with pytest.raises(SystemExit):
+        cli.main(["compare", str(copied / "b"), str(copied / "a")])
+    assert f"{copied / 'a'}: the features of digits" in " ".join(capsys.readouterr().err.split())  # of two runs, which
+    with pytest.raises(SystemExit):
         cli.main(["features", str(copied / "a"), "--out", str(copied / "out")])
     err = " ".join(capsys.readouterr().err.split())
     assert "hold NaN or infinite values in z" in err and not (copied / "out").exists()
@@ -726,6 +730,14 @@ def test_the_plot_of_looks_by_classes_is_not_cut(monkeypatch: pytest.MonkeyPatch
     measured = {name: {"value": 0.5, "each": [1.0] * 2048} for name in ("monosemanticity", "class_consistency")}
     measured |= {"monosemanticity_baseline": {"value": 0.0}, "chance": {"value": 0.1}}
     assert "100 %" in words(drawn(monkeypatch, "monosemanticity_by_consistency", measured))
+
+
+def test_the_numbers_over_small_gaps_of_factors_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    gaps = {"shape": 0.0012, "scale": 0.005, "orientation": 0.00051, "x": 8.8e-05, "y": 0.00042}
+    small = {"value": 0.0003, "each": dict.fromkeys(gaps, 0.00034)}
+    figure = drawn(monkeypatch, "factors", {"mig": {"value": 0.0014, "each": gaps}, "sap": small})
+    boxes = sorted((text.get_window_extent() for text in figure.axes[0].texts), key=lambda box: box.x0)
+    assert len(boxes) == 10 and all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
 
 
 def test_plots_say_on_how_few_images_corruptions_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:

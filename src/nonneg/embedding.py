@@ -52,7 +52,11 @@ def stored(folder: Path, data: Dataset, split: str, run: Training, map: Map | No
 
 def extracted(folder: Path, data: Dataset, split: str, run: Training, map: Map | None = None) -> Features:
     """Features made anew, and kept in the run folder."""
-    made = features.extract(load_model(folder, run), data, device=run.torch_device(), map=map)
+    model = load_model(folder, run)
+    try:
+        made = features.extract(model, data, device=run.torch_device(), map=map)
+    except BadInput as error:  # images of other channels, a model that diverged: of several runs, which
+        raise BadInput(f"{folder}: {error}") from None
     made.save(path_of(folder, data, split, map))
     return made
 

@@ -342,11 +342,7 @@ class _Job:
 
     def by(self, place: Path) -> Features:
         """This run's test images as another run's model sees them."""
-        other = self.others[place]
-        try:
-            found = embedding.embed(place, self.data["test"], "test", other)
-        except BadInput as error:  # images of other channels, a damaged model
-            raise BadInput(f"{place}: {error}") from None
+        found = embedding.embed(place, self.data["test"], "test", self.others[place])
         if found.ids != self.made["test"].ids:
             raise BadInput(f"{place} cannot read the same test images as {self.folder}: evaluate both again")
         return found

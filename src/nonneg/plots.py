@@ -186,7 +186,7 @@ def factor_bars(measured: dict[str, dict], colour: str) -> bytes | None:
         places = np.arange(len(gaps)) + 0.38 * i - 0.19
         axes.bar(places, list(gaps.values()), width=0.34, color=shade, label=name)
         for x, gap in zip(places, gaps.values(), strict=True):
-            axes.annotate(f"{gap:.2g}", (x, gap), (0, 3), textcoords="offset points", ha="center", fontsize=7)
+            axes.annotate(f"{gap:.3f}", (x, gap), (0, 3), textcoords="offset points", ha="center", fontsize=7)
     axes.set_xticks(range(len(mig)), list(mig))
     axes.tick_params(axis="x", length=0)
     axes.margins(y=0.12)
