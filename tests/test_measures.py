@@ -177,6 +177,14 @@ def test_selection_without_training_labels_says_why_there_is_no_probe() -> None:
     assert found["kept_precision"]["value"] > 0
 
 
+def test_selection_says_when_not_one_activation_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "index_bytes", lambda width: width // 2)  # as if there were more than 65,536
+    found = measures.selected(fake(d=8, seed=1), fake(d=8, seed=2), k=5)
+    assert found["precision_bytes_4"]["value"] is None
+    assert found["precision_bytes_4"]["why"] == "one activation of 8 features takes more"
+    assert found["precision_bytes_16"]["kept"] == 3  # five bytes each
+
+
 @pytest.mark.parametrize("signed", [False, True])
 def test_selection_entries_are_retrieval_and_probes_of_what_is_kept(signed: bool) -> None:
     train, test = fake(n=90, d=16, seed=1), fake(n=70, d=16, seed=2)

@@ -252,6 +252,7 @@ def test_select_writes_codes_and_says_what_was_lost(tmp_path: Path, tell: Callab
     assert 0 < out["knn_z"]["after"] <= 1 and 0 < out["neighbour_overlap@10"]["after"] < 1
     code, text, _ = tell("select", folder, "--bytes", 16)
     assert code == 0 and "precision@10" in text and "16 of 16 features" in " ".join(text.split())
+    assert "min(k, R)" in text
     assert len(list((folder / "codes").iterdir())) == 4
     for flags in ([], ["--top", 2, "--bytes", 4]):
         code, text, err = tell("select", folder, *flags)

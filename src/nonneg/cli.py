@@ -435,6 +435,8 @@ def select(
             shown = (f"{round(x, 3) + 0.0:.1%}" if isinstance(before, float) else str(x) for x in numbers)  # no -0.0%
             table.add_row(name.replace("_", " "), *shown)
     tables.screen.print(table)
+    if any(name.startswith("map@") for name in result):
+        tables.screen.print("map: average precision over min(k, R), R the other images of the query's class")
     for split, path in result["files"].items():
         tables.screen.print(f"{split}: {path}", soft_wrap=True)
 

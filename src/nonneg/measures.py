@@ -252,13 +252,13 @@ def selected(
     ]
     largest = [row for row in rows if row.method.startswith("activations")]
     for size in BYTES_SHOWN:
-        row = max((row for row in largest if row.bytes <= size), key=lambda row: row.bytes)
+        row = max((row for row in largest if row.bytes <= size), key=lambda row: row.bytes, default=None)
         found[f"precision_bytes_{size}"] = entry(
-            row.precision,
+            row.precision if row else math.nan,
             f"{text}each sample's largest activations in {size} bytes: an index and 8 bits each, in steps taken from "
             f"{len(learned)} training samples",
-            kept=row.kept,
-            bytes=row.bytes,
+            why=f"one activation of {width} features takes more",
+            **({"kept": row.kept, "bytes": row.bytes} if row else {}),
             **how,
         )
     return found | _kept(train, test, asked, learned, k=k, how=how, seed=seed, device=device)
