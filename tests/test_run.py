@@ -10,6 +10,8 @@ import torch
 
 from nonneg import augment, backbones, losses, maps, names, optim
 from nonneg.errors import BadInput
+from nonneg.multimodal import texts
+from nonneg.multimodal.run import TEXTS
 from nonneg.run import RECIPES, ROLES, Run, from_json, recipe
 
 WHERE = Path("run.json")
@@ -77,6 +79,11 @@ def test_a_text_stays_text_and_a_number_may_be_infinite() -> None:
     assert names.find("spectral:mu=inf", ROLES["loss"]).keywords == {"mu": math.inf}  # pyright: ignore
     with pytest.raises(BadInput, match="pad=inf should be a whole number"):
         names.find("resnet18:pad=inf", ROLES["backbone"])
+
+
+def test_a_text_may_hold_commas() -> None:
+    f = partial(texts.vectors, path="red, blue/e.npy", of="red, blue/c.csv")
+    assert names.find(names.spell(f, TEXTS), TEXTS).keywords == f.keywords  # pyright: ignore
 
 
 def test_a_knob_that_may_be_left_open_takes_none_or_a_number() -> None:
