@@ -171,6 +171,7 @@ def test_widths_and_numbers_that_do_not_fit_get_one_sentence() -> None:
     for k in (0, 8):
         with pytest.raises(BadInput, match=f"k is {k}: ask for 1 to 7 features"):
             head().explain(features(), k)
+    assert head().explain(features()).votes.shape[1] == 7  # no number was asked for, so none is wrong
     classes, n = len(head().weight), len(features())
     wrong = (classes, torch.full((n,), classes), torch.full((n,), -1), torch.zeros(n - 1, dtype=torch.long))
     for of in (*wrong, torch.full((n,), 0.5)):

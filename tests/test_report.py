@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
 
-from nonneg import figures, report
+from nonneg import explain, figures, report
 from nonneg.errors import BadInput
 from nonneg.features import Features
 from nonneg.report import Column
@@ -136,6 +136,16 @@ def test_signed_features_are_ranked_by_absolute_value_and_negative_ones_are_mark
     below = np.asarray(grid)[48:]
     coloured = [bool((below[:, 52 * i : 52 * i + 48] < 255).any()) for i in range(3)]
     assert coloured == [True, False, False]
+
+
+def test_votes_of_signed_features_show_the_mark_too() -> None:
+    said = {"name": "0", "said": "a", "runner_up": "b", "truth": None, "probability": 0.5}
+    votes = {"logit": 1.0, "runner_up_logit": 0.0, "votes": [1.0], "against": [0.0], "rest": 0.0, "rest_against": 0.0}
+    e = explain.Explained(**said, **votes, features=[0])  # pyright: ignore[reportArgumentType]
+    for values, marked in (([[1.0], [-7.0], [3.0]], True), ([[1.0], [7.0], [3.0]], False)):
+        c = flat(values)
+        picture = np.asarray(Image.open(io.BytesIO(explain.draw([e], c.images[:1], c))).convert("RGB"))
+        assert bool((picture == ImageColor.getrgb(figures.NEGATIVE)).all(axis=2).any()) == marked
 
 
 def test_of_equal_activations_the_first_image_goes_first() -> None:

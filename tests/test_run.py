@@ -10,7 +10,9 @@ import torch
 
 from nonneg import augment, backbones, losses, maps, names, optim
 from nonneg.errors import BadInput
-from nonneg.run import RECIPES, ROLES, Run, from_json, recipe
+from nonneg.multimodal import texts
+from nonneg.multimodal.run import TEXTS, PairRun
+from nonneg.run import RECIPES, ROLES, ClassifierRun, Run, anywhere, from_json, recipe
 
 WHERE = Path("run.json")
 
@@ -77,6 +79,20 @@ def test_a_text_stays_text_and_a_number_may_be_infinite() -> None:
     assert names.find("spectral:mu=inf", ROLES["loss"]).keywords == {"mu": math.inf}  # pyright: ignore
     with pytest.raises(BadInput, match="pad=inf should be a whole number"):
         names.find("resnet18:pad=inf", ROLES["backbone"])
+
+
+def test_a_text_may_hold_commas() -> None:
+    f = partial(texts.vectors, path="red, blue/e.npy", of="red, blue/c.csv")
+    assert names.find(names.spell(f, TEXTS), TEXTS).keywords == f.keywords  # pyright: ignore
+
+
+def test_a_run_means_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    run = anywhere(ClassifierRun(data_root=Path("~/photos"), pretrained=Path("runs/cl")))
+    assert (run.data_root, run.pretrained) == (tmp_path / "home" / "photos", tmp_path / "runs" / "cl")
+    run = anywhere(PairRun(captions=Path("~/c.csv")))
+    assert (run.data_root, run.captions) == (None, tmp_path / "home" / "c.csv")
 
 
 def test_a_knob_that_may_be_left_open_takes_none_or_a_number() -> None:

@@ -470,7 +470,9 @@ def test_captions_that_are_gone_are_named_with_what_to_do(photos: Path, tmp_path
 def test_embeddings_named_by_a_relative_path_are_found_from_any_folder(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    here = tmp_path / "of spring, of autumn"  # run.json spells the path among knobs, which commas part
+    here.mkdir()
+    monkeypatch.chdir(here)
     captions = named(Path("c.csv"), lambda _, name: name)
     rng = np.random.default_rng(0)
     of = {name: rng.normal(size=6) for name in COLOURS}
@@ -480,7 +482,7 @@ def test_embeddings_named_by_a_relative_path_are_found_from_any_folder(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     begun = rundir.read_run(tmp_path / "run", PairRun)[0]
-    assert isinstance(begun.text, partial) and Path(begun.text.keywords["path"]) == tmp_path / "e.npy"
+    assert isinstance(begun.text, partial) and Path(begun.text.keywords["path"]) == here / "e.npy"
     train_pairs(begun, tmp_path / "run", resume=True)
 
 

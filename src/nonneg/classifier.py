@@ -84,11 +84,12 @@ class NonNegativeClassifier(nn.Module):
         return of.to(x.device, torch.int64)
 
     @torch.no_grad()
-    def explain(self, x: Tensor, k: int = 10, *, of: Tensor | None = None) -> Votes:
-        """The k features that voted most for class `of` of each sample, or for the one that is predicted.
+    def explain(self, x: Tensor, k: int | None = None, *, of: Tensor | None = None) -> Votes:
+        """The k features (10, or all if they are fewer) that voted most for class `of`, or for the predicted one.
 
         Votes are float64, and the logit is their sum: to float64's rounding, sum(votes) + rest = logit.
         """
+        k = min(10, self.weight.shape[1]) if k is None else k
         if not 1 <= k <= self.weight.shape[1]:
             raise BadInput(f"k is {k}: ask for 1 to {self.weight.shape[1]} features")
         chosen = self(x).argmax(1) if of is None else self._classes(of, x)
@@ -124,7 +125,7 @@ class Classifier(nn.Module):
         return self.head(self.encoder(x))
 
     @torch.no_grad()
-    def explain(self, x: Tensor, k: int = 10, *, of: Tensor | None = None) -> Votes:
+    def explain(self, x: Tensor, k: int | None = None, *, of: Tensor | None = None) -> Votes:
         """`NonNegativeClassifier.explain` of images."""
         return self.head.explain(self.encoder(x), k, of=of)
 

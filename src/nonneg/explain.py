@@ -173,8 +173,9 @@ def draw(found: Sequence[Explained], images: Tensor, column: Column) -> bytes:
     figure = Figure(figsize=(WIDTH / 100, height / 100), dpi=DPI, facecolor="white")
     top = 26
     write = figures.write_text
+    under = "; below an image on which a feature is negative, a blue line" if figures.signed(column) else ""
     write(figure, 14, 16, "Votes of features for the class that is predicted (dark), and of the same features for the "
-          "runner-up (pale)", size=8, limit=140)  # fmt: skip
+          f"runner-up (pale){under}", size=8, limit=180)  # fmt: skip
     for e, image, tall in zip(found, images, heights, strict=True):
         _block(figure, e, image, column, top=top, row=row)
         top += tall
@@ -193,10 +194,9 @@ def _block(figure: Figure, e: Explained, image: Tensor, column: Column, *, top: 
     figures.write_text(figure, LEFT, top + 16, f"logit {e.logit:.2f} = the sum of these votes", size=9, color=INK)
     figures.write_text(figure, LEFT, top + 32, f"runner-up: {e.runner_up}, {e.runner_up_logit:.2f}", size=8, limit=60)
     grid = figures.feature_grid(column, e.features, SHOWN, size=2 * THUMB)
-    gap = max(4, 2 * THUMB // 12)
     step = grid.height // len(e.features)
     for i in range(len(e.features)):
-        strip = grid.crop((0, i * step, grid.width, (i + 1) * step - gap))
+        strip = grid.crop((0, i * step, grid.width, (i + 1) * step))
         y = round(2 * (height - top - 44 - i * row)) - strip.height
         figure.figimage(np.asarray(strip), 2 * LEFT, y, origin="upper")
     rows = len(e.features) + 1

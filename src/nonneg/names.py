@@ -8,6 +8,7 @@ this package whose first parameters are that room's; a file can never name code 
 import ast
 import inspect
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +53,7 @@ def find(text: str, role: Role) -> Callable[..., Any]:
     f = options[name]
     knobs = _knobs(f, role)
     bound: dict[str, Any] = {}
-    for i, item in enumerate(part for part in rest.split(",") if part):
+    for i, item in enumerate(part for part in re.split(r",(?=\w+=|$)", rest) if part):  # a path may hold commas
         key, eq, value = item.partition("=")
         if not eq:
             if i or not knobs:

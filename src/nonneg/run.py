@@ -210,6 +210,12 @@ class ClassifierRun(Training):
 SomeRun = TypeVar("SomeRun", bound=Training)
 
 
+def anywhere(run: SomeRun) -> SomeRun:
+    """The same run with absolute paths, `~` resolved, so that run.json means the same from any folder."""
+    given = {name: path for name in PATHS if (path := getattr(run, name, None)) is not None}
+    return replace(run, **{name: path.expanduser().absolute() for name, path in given.items()})
+
+
 def from_json(values: dict[str, Any], where: Path, kind: type[SomeRun] = Run) -> SomeRun:
     """The run that `to_json` described; names outside the package are refused."""
     known, roles = {f.name for f in fields(kind)}, kind.roles

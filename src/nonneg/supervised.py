@@ -21,7 +21,7 @@ from nonneg.encoder import BACKBONE, Encoder
 from nonneg.errors import BadInput
 from nonneg.finetune import WithHeads
 from nonneg.loop import Job, Keep, Rows, State
-from nonneg.run import ClassifierRun
+from nonneg.run import ClassifierRun, anywhere
 from nonneg.steps import EPS
 
 HEAD = "z"  # the head reads the features
@@ -41,7 +41,7 @@ def train_classifier(
 
     `data` is the training and the test images, if not the run's own.
     """
-    run = _settled(run)
+    run = anywhere(run)
     train, test = split(run, *(data or (run.load("train"), run.load("test"))))
     classes = check(train, test)
     features.tell_skipped(test)
@@ -103,12 +103,6 @@ def _line(totals: dict[str, float], taken: int, *, batch_size: int) -> dict[str,
 def describe(run: ClassifierRun, train: Dataset) -> dict[str, Any]:
     """What run.json says of this training."""
     return rundir.describe("classifier", run.to_json(), train, run.torch_device())
-
-
-def _settled(run: ClassifierRun) -> ClassifierRun:
-    """The same run with absolute paths: run.json must mean the same from any folder."""
-    paths = {k: v.absolute() for k in ("data_root", "pretrained") if (v := getattr(run, k)) is not None}
-    return replace(run, **paths)
 
 
 def split(run: ClassifierRun, train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
@@ -207,7 +201,7 @@ def trained(run: ClassifierRun, folder: Path, data: tuple[Dataset, Dataset], lab
     """The run's classifier: loaded if it is finished, continued if it was begun, trained otherwise."""
     if (folder / "model.safetensors").exists():
         train, _ = split(run, *data)
-        rundir.check_same(describe(_settled(run), train), folder, defaults=ClassifierRun().to_json(), finished=True)
+        rundir.check_same(describe(anywhere(run), train), folder, defaults=ClassifierRun().to_json(), finished=True)
     else:
         train_classifier(run, folder, data=data, **loop.as_begun(folder), label=label)
     return classifier.load(folder)  # always from the file: what is measured is what anyone can load

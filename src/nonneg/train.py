@@ -1,6 +1,5 @@
 """Training an encoder without labels: the paper's algorithm. The loop is in loop.py, what a step does in steps.py."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from nonneg.data import Dataset
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
 from nonneg.loop import Job, Keep, Rows, State
-from nonneg.run import Run, to_calm
+from nonneg.run import Run, anywhere, to_calm
 
 
 def train(
@@ -27,8 +26,7 @@ def train(
     label: str = "training",
 ) -> Encoder:
     """Train `run` in `folder` and return the encoder, which is also saved there; `resume` continues exactly."""
-    if run.data_root is not None:  # run.json must mean the same from any folder
-        run = replace(run, data_root=run.data_root.absolute())
+    run = anywhere(run)
     data, folder = data or run.load("train"), Path(folder)
     job = Job(
         rows=_rows(run, data),

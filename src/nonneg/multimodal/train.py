@@ -16,7 +16,7 @@ from nonneg.multimodal.encoder import PairEncoder, TextEncoder
 from nonneg.multimodal.run import PairRun
 from nonneg.pairs import Pairs
 from nonneg.pairs.dataset import reasons
-from nonneg.run import to_calm
+from nonneg.run import anywhere, to_calm
 
 
 def train_pairs(
@@ -78,12 +78,12 @@ def train_pairs(
 
 
 def _anywhere(run: PairRun) -> PairRun:
-    """The run with absolute paths, so that run.json means the same from any folder."""
-    places: dict[str, Any] = {n: p.absolute() for n in ("data_root", "captions") if (p := getattr(run, n)) is not None}
+    """`run.anywhere`, and so the files of embeddings of one's own."""
+    run = anywhere(run)
     if isinstance(run.text, partial) and run.text.func is texts.vectors:
-        files = {name: str(Path(path).absolute()) for name, path in run.text.keywords.items()}
-        places["text"] = partial(texts.vectors, **files)
-    return replace(run, **places)
+        files = {name: str(Path(path).expanduser().absolute()) for name, path in run.text.keywords.items()}
+        run = replace(run, text=partial(texts.vectors, **files))
+    return run
 
 
 def trained(run: PairRun, folder: Path, data: Pairs, label: str) -> PairEncoder:
