@@ -190,6 +190,7 @@ def test_a_caption_however_long_is_read_from_every_kind_of_file(tmp_path: Path) 
         ("c.csv", 'id,caption\nred,"a cat\ngreen,x\n', r"line 2 cannot be read \(unexpected end of data\); .* closed"),
         ("c.tsv", 'id\tcaption\nred\t"a" cat\n', r"begins in line 2 cannot be read \(a tab expected after"),
         ("c.jsonl", '{"id": "red", "caption": "x"}\nnonsense\n', "line 2 is not JSON"),
+        ("c.jsonl", '{"id": "red", "caption": ' + "[" * 100_000, "line 1 is not JSON"),
         ("c.jsonl", "[1]\n", "line 1 is not an object"),
         ("c.jsonl", '{"id": "red"}\n', "line 1 has the columns id; it needs one for the caption"),
         ("c.jsonl", '{"id": "red", "caption": 3}\n', "line 1 has the caption 3"),

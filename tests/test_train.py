@@ -277,6 +277,8 @@ def test_a_truncated_checkpoint_is_named_and_the_previous_one_offered(tmp_path: 
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(BadInput, match=r"checkpoint\.safetensors is damaged.*step 29, is intact: add --previous"):
         train(TINY, cut, data=digits, resume=True)
+    with pytest.raises(BadInput, match="--previous says where --resume goes on from"):
+        train(TINY, cut, data=digits, previous=True)
     train(TINY, cut, data=digits, resume=True, previous=True)
     assert same_model(whole, cut)
     (cut / rundir.PREVIOUS).write_bytes(b"")

@@ -262,6 +262,8 @@ def run_job(
     if keep is not None:
         if keep.resume and keep.overwrite:
             raise BadInput("--resume continues a run and --overwrite replaces it; give one of them")
+        if keep.previous and not keep.resume:
+            raise BadInput("--previous says where --resume goes on from; give both of them")
         if keep.resume:
             rundir.check_same(keep.about, keep.folder, defaults=keep.defaults)
         else:

@@ -83,8 +83,8 @@ def _json_rows(path: Path, file: Any) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise BadInput(f"{path}: line {number} is not JSON ({error.msg})") from None
+        except (ValueError, RecursionError) as error:  # the latter where it is nested too deeply
+            raise BadInput(f"{path}: line {number} is not JSON ({getattr(error, 'msg', error)})") from None
         if not isinstance(row, dict):
             raise BadInput(f'{path}: line {number} is not an object such as {{"id": "cat.png", "caption": "a cat"}}')
         yield number, row
