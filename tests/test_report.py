@@ -179,7 +179,15 @@ def test_features_are_ranked_on_training_images_among_those_live_on_test_images(
     test = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 2.0]])
     c = replace(flat([[1.0], [1.0]]), train=features(train, None), test=features(test, None))
     assert figures.by_activation(c).tolist() == [1, 2, 0]
-    assert figures.top_live(c, 12).tolist() == [2, 0]
+    assert figures.spread_live(c, 12).tolist() == [2, 0]
+
+
+def test_shown_features_are_evenly_spaced_from_the_most_used_to_the_least() -> None:
+    c = flat(np.repeat(np.eye(12), np.arange(12), axis=0).tolist())  # feature j fires on j images
+    assert figures.spread_live(c, 11).tolist() == list(range(11, 0, -1))
+    assert figures.spread_live(c, 3).tolist() == [10, 6, 2]  # of the ranks 0 to 10, the middle ones of thirds
+    assert figures.spread_live(c, 1).tolist() == [6]
+    assert figures.spread_live(flat([[0.0]]), 3).tolist() == []
 
 
 def test_the_majority_class_is_the_most_frequent_one() -> None:
@@ -383,6 +391,6 @@ def test_the_hero_holds_the_grid_pixel_by_pixel() -> None:
     c = column(channels=3)
     hero = np.asarray(Image.open(io.BytesIO(figures.hero([c, column(signed=True)]))).convert("RGB"))
     assert hero.shape[1] == 2000
-    grid = np.asarray(figures.feature_grid(c, figures.top_live(c, 8), size=72))
-    assert (hero[120 : 120 + grid.shape[0], 28 : 28 + grid.shape[1]] == grid).all()
+    grid = np.asarray(figures.feature_grid(c, figures.spread_live(c, 8), size=72))
+    assert (hero[152 : 152 + grid.shape[0], 28 : 28 + grid.shape[1]] == grid).all()
     assert Image.open(io.BytesIO(figures.hero([unlabelled(column(live=2, n=5))]))).width == 1000

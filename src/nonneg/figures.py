@@ -90,10 +90,15 @@ def by_activation(column: Column) -> np.ndarray:
     return np.argsort(-metrics.expected_activation(column.train.z, absolute=True), kind="stable")
 
 
-def top_live(column: Column, n: int) -> np.ndarray:
-    """The n features of largest expected activation among those that fire on some test image."""
+def spread_live(column: Column, n: int) -> np.ndarray:
+    """n of the features that fire on some test image, evenly spaced from the most used to the least.
+
+    Each is the middle one of an n-th of them, ranked by expected activation; all of them where there are no more than n.
+    """
     order = by_activation(column)
-    return order[metrics.live(column.test.z, eps=EPS)[order]][:n]
+    live = order[metrics.live(column.test.z, eps=EPS)[order]]
+    n = min(n, len(live))
+    return live[(2 * np.arange(n) + 1) * len(live) // (2 * max(n, 1))]
 
 
 def top_images(column: Column, features: Sequence[int] | np.ndarray, k: int = 10) -> list[np.ndarray]:
@@ -333,29 +338,30 @@ def training(
 
 
 def hero(columns: Sequence[Column], *, rows: int = 8, seed: int = 0, thumb: int = 36) -> bytes:
-    """The README's picture: each run's most used features, what they look at, and a strip of its activations."""
+    """The README's picture: features of each run, chosen by no one, what they look at, and a strip of activations."""
     panel = 140 + 10 * thumb  # CSS pixels; the bitmap is twice that
-    features = [top_live(c, rows) for c in columns]
+    features = [spread_live(c, rows) for c in columns]
     grids = [feature_grid(c, f, size=2 * thumb) for c, f in zip(columns, features, strict=True)]
     high = max(g.height for g in grids) / 2
-    figure = Figure(figsize=(panel * len(columns) / 100, round(high + 262) / 100), dpi=DPI, facecolor="white")
+    figure = Figure(figsize=(panel * len(columns) / 100, round(high + 278) / 100), dpi=DPI, facecolor="white")
     for i, (column, colour) in enumerate(zip(columns, colours(columns), strict=True)):
         left = i * panel + 14
         write = partial(write_text, figure, left)
         write(26, column.title, size=15, weight="bold", color=colour)
         under = " (blue line: negative)" if signed(column) else ""
-        write(46, f"{column.subtitle}: its {len(features[i])} most used features{under}", size=8)
-        _hero_grid(figure, column, features[i], grids[i], left=left, top=60)
+        write(46, column.subtitle, size=8)
+        write(62, f"{len(features[i])} features, from the most to the least used{under}", size=8)
+        _hero_grid(figure, column, features[i], grids[i], left=left, top=76)
         shown = by_activation(column)[:512]
         chosen = sample_rows(column.test.labels, 40, total=shape(column.test)[0], seed=seed)
-        write(high + 86, f"{len(chosen)} images (rows) × {len(shown)} features (columns): white is zero", size=8)
+        write(high + 102, f"{len(chosen)} images (rows) × {len(shown)} features (columns): white is zero", size=8)
         width, height = figure.get_size_inches() * 100
-        axes = figure.add_axes((left / width, 1 - (high + 216) / height, (panel - 28) / width, 120 / height))
+        axes = figure.add_axes((left / width, 1 - (high + 232) / height, (panel - 28) / width, 120 / height))
         dress(axes)
         _matrix(axes, scaled_rows(column, chosen, shown), None)
         axes.set_xticks([])
         zeros = percent(metrics.sparsity(column.test.z, eps=EPS))
-        write(high + 238, f"{zeros} of all values are zero", size=10, color=INK)
+        write(high + 254, f"{zeros} of all values are zero", size=10, color=INK)
     return png_bytes(figure)
 
 
