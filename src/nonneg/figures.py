@@ -93,7 +93,7 @@ def by_activation(column: Column) -> np.ndarray:
 def spread_live(column: Column, n: int) -> np.ndarray:
     """n of the features that fire on some test image, evenly spaced from the most used to the least.
 
-    Each is the middle one of an n-th of them, ranked by expected activation; all of them where there are no more than n.
+    Each is the middle one of an n-th of them, ranked by expected activation; where there are no more than n, all are.
     """
     order = by_activation(column)
     live = order[metrics.live(column.test.z, eps=EPS)[order]]
