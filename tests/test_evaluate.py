@@ -34,6 +34,7 @@ from nonneg import (
     losses,
     maps,
     measures,
+    metrics,
     on_images,
     plots,
     probes,
@@ -600,7 +601,7 @@ def test_class_consistency_of_each_feature_is_kept_and_drawn_beside_its_looks(
 ) -> None:
     code, found, _ = evaluated(capsys, copied / "a", "--only", "basic,monosemanticity", "--judge", copied / "b")
     test = made(copied / "a", digits)["test"]
-    each = measures.metrics.per_feature_consistency(test.z, test.labels)
+    each = metrics.per_feature_consistency(test.z, test.labels)
     kept = strict_json(copied / "a" / "metrics.json")["class_consistency"]["each"]
     np.testing.assert_allclose([np.nan if v is None else v for v in kept], each, atol=1e-4)
     assert code == 0 and "monosemanticity_by_consistency" in {Path(p).stem for p in found["plots"]}
@@ -651,7 +652,7 @@ def test_sprites_are_measured_by_their_factors(tmp_path: Path, capsys: pytest.Ca
     assert stored["mig"]["left_out_as_constant"] == ["scale"]
     assert set(stored["sap"]["each"]) == FACTORS.keys() - {"scale"} and Path(found["plots"][0]).stem == "factors"
     test = embedding.embed(tmp_path / "run", run.load("test"), "test", run)
-    assert stored["mig"]["value"] == measures.metrics.mig(test.z, factors_of(test.ids)).score
+    assert stored["mig"]["value"] == metrics.mig(test.z, factors_of(test.ids)).score
 
 
 def test_a_subset_is_balanced_and_the_same_each_time(runs: Path, digits: dict[str, Dataset]) -> None:

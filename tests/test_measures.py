@@ -10,6 +10,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from nonneg import (
     measures,
+    metrics,
     plots,
     probes,
     selection,
@@ -57,7 +58,7 @@ def test_sepin_entries_match_dropping_one_feature_after_the_other() -> None:
     np.testing.assert_allclose(found["sepin_renormalised@all"]["each"], whole, rtol=1e-5, atol=1e-12)
     few = measures.sepin(f, g, views="gentle", seed=7, temperature=0.2, few=5)
     assert few["sepin_renormalised@1"]["images"] == 5 and few["sepin@1"] == found["sepin@1"]
-    cold = measures.metrics.sepin(f, g, temperature=0.2)
+    cold = metrics.sepin(f, g, temperature=0.2)
     assert few["sepin_training@1"]["value"] == cold.max() and few["sepin_training@1"]["temperature"] == 0.2
     assert found["sepin@1"] | {"images": 15, "views": "gentle", "seed": 7, "temperature": 1.0} == found["sepin@1"]
     for name, images, temperature, rows in (
@@ -82,13 +83,13 @@ def test_retrieval_entries_match_scikit_learn_and_leave_out_a_class_of_one() -> 
     assert found["precision@5"]["left_out"] == 1 and found["precision@5"]["queries"] == 59
     assert found["precision@5"]["each"]["features"] == [1, 2, 4, 8, 16]
     assert found["precision@5"]["each"]["precision"][-1] == pytest.approx(found["precision@5"]["value"], abs=1e-6)
-    most = np.argsort(-measures.metrics.expected_activation(train.z), kind="stable")
+    most = np.argsort(-metrics.expected_activation(train.z), kind="stable")
     for size, got in zip((1, 2, 4, 8, 16), found["precision@5"]["each"]["precision"], strict=True):
-        part = measures.metrics.retrieval(test.z[:, most[:size]], test.labels, k=5)["precision"]
+        part = metrics.retrieval(test.z[:, most[:size]], test.labels, k=5)["precision"]
         assert got == pytest.approx(part, abs=1e-6)
     pairs = [np.mean(np.delete(test.labels, i) == test.labels[i]) for i in range(1, 60)]
     assert found["precision_chance"]["value"] == pytest.approx(np.mean(pairs))
-    whole = measures.metrics.retrieval(test.z, test.labels, k=5)
+    whole = metrics.retrieval(test.z, test.labels, k=5)
     of = {"map@5": "map_min", "map@5_hits": "map_hits", "map@5_relevant": "map_relevant"}
     assert {name: found[name]["value"] for name in of} == {name: pytest.approx(whole[key]) for name, key in of.items()}
     assert len({round(whole[key], 3) for key in of.values()}) == 3
@@ -128,7 +129,7 @@ def test_identifiability_of_a_permuted_copy_is_whole_and_its_nulls_are_not() -> 
 def test_monosemanticity_entries_are_of_a_centred_judge() -> None:
     test = fake(d=8)
     judge = np.abs(test.h)  # in one corner, like the outputs of a ReLU
-    found, want = measures.monosemanticity(test.z, judge, name="j"), measures.metrics.monosemanticity
+    found, want = measures.monosemanticity(test.z, judge, name="j"), metrics.monosemanticity
     centred, raw = (want(test.z, judge, centred=yes) for yes in (True, False))
     assert found["monosemanticity"]["value"] == centred.mean != pytest.approx(raw.mean, abs=0.1)
     assert found["monosemanticity_baseline"]["value"] == centred.baseline != pytest.approx(raw.baseline, abs=0.1)
@@ -192,11 +193,11 @@ def test_selection_entries_are_retrieval_and_probes_of_what_is_kept(signed: bool
         train, test = (replace(f, z=sparse.csr_array(f.z.toarray() - 0.3)) for f in (train, test))
     found = measures.selected(train, test, queries=40, k=5)
     asked = np.sort(np.random.default_rng(0).permutation(70)[:40])
-    whole = measures.metrics.retrieval(test.z, test.labels, k=5, queries=asked)["precision"]
+    whole = metrics.retrieval(test.z, test.labels, k=5, queries=asked)["precision"]
     assert found["precision_bytes_whole"]["value"] == whole and found["precision_bytes_whole"]["bytes"] == 64
     for size, top in ((4, 2), (16, 8), (64, 16)):
         codes = selection.plan(train.z, top=top).codes(test.z).decode()
-        want = measures.metrics.retrieval(codes, test.labels, k=5, queries=asked)["precision"]
+        want = metrics.retrieval(codes, test.labels, k=5, queries=asked)["precision"]
         assert found[f"precision_bytes_{size}"]["value"] == want and found[f"precision_bytes_{size}"]["kept"] == top
     methods = {point["method"].partition(",")[0] for point in found["precision_bytes_whole"]["each"]}
     assert methods == {"features", "pca", "projection", "activations"}
@@ -208,11 +209,11 @@ def test_selection_entries_are_retrieval_and_probes_of_what_is_kept(signed: bool
     kept = [selection.keep_features(f.z, np.sort(chosen)) for f in (train, test)]
     want = probes.linear_probe(kept[0], train.labels, kept[1], test.labels).accuracy
     assert found["kept_probe"]["value"] == want and found["kept_probe"]["kept"] == 4
-    near = measures.metrics.retrieval(kept[1], test.labels, k=5, queries=asked)["precision"]
+    near = metrics.retrieval(kept[1], test.labels, k=5, queries=asked)["precision"]
     assert found["kept_precision"]["value"] == pytest.approx(near, abs=1e-6)
     drawn = np.sort(selection.rank(train.z, by="random", relu=False, rng=np.random.default_rng(0))[:4])
     at_random = [selection.keep_features(f.z, drawn) for f in (train, test)]
-    near = measures.metrics.retrieval(at_random[1], test.labels, k=5, queries=asked)["precision"]
+    near = metrics.retrieval(at_random[1], test.labels, k=5, queries=asked)["precision"]
     assert found["kept_precision"]["random"] == pytest.approx(near, abs=1e-6)
     want = probes.linear_probe(at_random[0], train.labels, at_random[1], test.labels).accuracy
     assert found["kept_probe"]["random"] == want
@@ -221,7 +222,7 @@ def test_selection_entries_are_retrieval_and_probes_of_what_is_kept(signed: bool
         order = selection.rank(train.z, relu=row["relu_in_ranking"])[: row["kept"]]
         of = [f.z.maximum(0).tocsr() if row["relu_in_features"] else f.z for f in (train, test)]
         of = [selection.keep_features(z, np.sort(order)) for z in of]
-        near = measures.metrics.retrieval(of[1], test.labels, k=5, queries=asked)["precision"]
+        near = metrics.retrieval(of[1], test.labels, k=5, queries=asked)["precision"]
         assert precision == pytest.approx(near, abs=1e-6)
         assert row["probe"] == probes.linear_probe(of[0], train.labels, of[1], test.labels).accuracy
     assert plots.PLOTS["bytes"](found, "#000000") is not None
