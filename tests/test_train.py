@@ -421,3 +421,14 @@ def test_a_finished_run_is_looked_at_on_any_device(tmp_path: Path, digits: data.
     with pytest.raises(BadInput, match="was begun with lr"):
         other = describe(replace(TINY, lr=3.0), digits)
         rundir.check_same(other, tmp_path / "a", defaults=Run().to_json(), finished=True)
+
+
+def test_what_takes_long_on_a_cpu_is_said_once_with_what_takes_less(
+    digits: data.Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    train(replace(TINY, epochs=1), tmp_path / "short", data=digits)
+    assert "takes about" not in capsys.readouterr().err
+    monkeypatch.setattr(loop, "LONG", 0.0)
+    train(replace(TINY, epochs=2), tmp_path / "long", data=digits)
+    said = capsys.readouterr().err
+    assert said.count("on this CPU") == 1 and "resnet18:width=16" in said and "fewer --epochs" in said

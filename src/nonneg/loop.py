@@ -26,6 +26,7 @@ from nonneg.data.stream import Source, replace_unreadable, workers
 from nonneg.errors import BadInput
 
 READ_EVERY = 16  # steps between two looks at the counters of a GPU
+PACED, LONG = 2, 3600.0  # after so many steps on a CPU the pace is judged, and advice given if it takes so many seconds
 
 
 class Interrupted(BadInput):
@@ -318,6 +319,8 @@ def _loop(job: Job, s: State, step: Callable[[], None], done: int, before: float
                 line = {"epoch": -(-seen // per_epoch), "step": seen, **job.line(totals, (seen - 1) % per_epoch + 1)}
                 advance(seen - shown, note=job.note.format(**line))
                 shown = seen
+                if look == 1 and seen == done + PACED:
+                    _tell_long((time.monotonic() - started) / PACED * (total - seen), job)
                 if seen % per_epoch == 0:
                     told_dead = _tell_dead(line, job, told=told_dead)
                     if log:
@@ -418,6 +421,15 @@ def _tell_dead(line: dict[str, Any], job: Job, *, told: bool) -> bool:
         "and nothing is learned; start anew with a lower --lr or another --optimizer"
     )
     return True
+
+
+def _tell_long(seconds: float, job: Job) -> None:
+    """Say what would be faster on a CPU, where it takes long: most people who have no GPU do not know what it costs."""
+    if seconds > LONG:
+        progress.say(
+            f"{job.label} takes about {seconds / 3600:.0f} hours on this CPU; a narrower --backbone (resnet18:width=16 "
+            "does a sixteenth of resnet18's work), smaller images or fewer --epochs take less"
+        )
 
 
 def _check_finite(totals: dict[str, float], at: int, job: Job) -> None:
