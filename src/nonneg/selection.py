@@ -2,7 +2,7 @@
 
 N images, D features, k kept; z is N x D, sparse or dense. Values are cosine-compared after decoding. Widths: a value
 takes `bits` bits, the index of a feature 1 byte up to 256 features, 2 up to 65,536, 4 beyond; the quantum of each
-feature is stored once for all vectors and not counted.
+feature, and the axes or directions of `curve`, are stored once for all vectors and not counted.
 """
 
 import zipfile

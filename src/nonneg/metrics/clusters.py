@@ -79,6 +79,7 @@ def spectral_clustering(z: Matrix, clusters: int, *, seed: int = 0) -> np.ndarra
     solver = SpectralClustering(clusters, affinity="precomputed", random_state=seed, n_init=STARTS)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Graph is not fully connected")  # the parts are clusters, then
+        warnings.filterwarnings("ignore", "ARPACK has failed")  # where rows are all alike: another solver takes over
         warnings.simplefilter("ignore", ConvergenceWarning)
         found = solver.fit_predict((graph + graph.T) / 2)
     return found[np.argsort(order)]
