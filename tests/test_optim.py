@@ -13,10 +13,9 @@ from nonneg.run import ROLES
 def lars_by_hand(p, g, buffer, *, lr, weight_decay, momentum=0.9, trust=0.02):
     if p.ndim > 1:
         p_norm, g_norm = p.norm().item(), g.norm().item()
-        scale = 1.0
         if p_norm > 0 and g_norm > 0:
             scale = min(trust * p_norm / (g_norm + weight_decay * p_norm + 1e-8) / lr, 1.0)
-        g = (g + weight_decay * p) * scale
+            g = (g + weight_decay * p) * scale
     buffer = momentum * buffer + g
     return p - lr * buffer, buffer
 
@@ -27,7 +26,7 @@ def test_lars_matches_the_rule_one_parameter_at_a_time(lr: float) -> None:
     shapes = [(4, 3), (7,), (2, 3, 3, 3), (5, 5)]
     params = [nn.Parameter(torch.randn(s, generator=g, dtype=torch.float64)) for s in shapes]
     params[3].data.zero_()  # a matrix at zero is not scaled
-    still = nn.Parameter(torch.ones(2, 2, dtype=torch.float64))  # nor one whose gradient is zero
+    still = nn.Parameter(torch.ones(2, 2, dtype=torch.float64))  # one whose gradient is zero is not decayed either
     params.append(still)
     ours = optim.lars(params, lr=torch.tensor(lr, dtype=torch.float64), weight_decay=0.2)
     want = [(p.detach().clone(), torch.zeros_like(p)) for p in params]

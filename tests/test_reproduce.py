@@ -541,6 +541,31 @@ def test_a_probe_that_was_cut_goes_on_from_its_checkpoint(
     assert not [p for p in (tmp_path / "runs").rglob("*") if p.name.startswith(("probe-", "tune-"))]
 
 
+def test_what_cannot_be_written_down_is_not_trained_again(
+    cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gallery, "draw", lambda *_, **__: None)
+    put, save, saved = ledger.put, rundir.save_checkpoint, []
+
+    def full(path: Path, line: dict[str, Any]) -> None:
+        if "tune_h" in line["measures"]:
+            raise BadInput("no space left")
+        put(path, line)
+
+    with monkeypatch.context() as during, pytest.raises(BadInput, match="no space left"):
+        during.setattr(ledger, "put", full)
+        go(tmp_path, cifar, only=("cl-s0",))
+
+    def note(folder: Path, *rest: Any, **more: Any) -> None:
+        saved.append(folder.name.partition("-cpu")[0])
+        save(folder, *rest, **more)
+
+    monkeypatch.setattr(rundir, "save_checkpoint", note)
+    go(tmp_path, cifar, only=("cl-s0",))
+    assert set(saved) == {"tune-z"} and {"tune_h", "tune_z"} <= lines(tmp_path)[0]["measures"].keys()
+    assert not list((tmp_path / "runs").rglob("tune-*"))
+
+
 def test_a_line_tells_where_it_was_trained_and_where_it_was_measured(
     cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,8 +17,8 @@ from nonneg.errors import BadInput
 class LARS(Optimizer):
     """You et al. 2017 as the paper's authors run it: g <- trust x (g + wd p) for matrices, then heavy-ball momentum.
 
-    trust = clip(0.02 |p| / (|g| + wd |p|) / lr, max 1), or 1 where |p| or |g| is 0; 1-D parameters (biases, batch
-    norm) are neither scaled nor decayed.
+    trust = clip(0.02 |p| / (|g| + wd |p|) / lr, max 1), or 1 where p = 0; 1-D parameters (biases, batch norm) are
+    neither scaled nor decayed, nor is a matrix whose gradient is zero.
     """
 
     def __init__(
@@ -57,9 +57,10 @@ class LARS(Optimizer):
         ratio = torch._foreach_div(length, below)
         torch._foreach_mul_(ratio, group["trust"] / group["lr"].clamp_min(1e-12))
         torch._foreach_clamp_max_(ratio, 1.0)
-        at_zero = torch._foreach_neg(torch._foreach_sign(torch._foreach_mul(length, slope)))
-        torch._foreach_add_(at_zero, 1.0)  # 1 where parameter or gradient is all zero and there is no ratio; else 0
+        at_zero = torch._foreach_neg(torch._foreach_sign(length))
+        torch._foreach_add_(at_zero, 1.0)  # 1 where the parameter is all zero and there is no ratio; else 0
         torch._foreach_maximum_(ratio, at_zero)
+        torch._foreach_mul_(ratio, torch._foreach_sign(slope))  # 0 where the gradient is: what is decayed is taken off
         return list(ratio)
 
 

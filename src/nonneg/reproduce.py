@@ -439,7 +439,7 @@ def evaluate(
             assert experiment.tune is not None
             with _interruptible(folder, f"tune-{place}", model, device) as there:
                 numbers[f"tune_{place}"] = experiment.tune(model, *data, on=(place,), **how, **there)[place].accuracy
-            yield numbers
+                yield numbers
 
 
 @contextmanager
