@@ -125,11 +125,15 @@ def test_roles_hold_what_the_rooms_define_and_nothing_else() -> None:
 
 def test_every_recipe_has_a_gentle_optimiser_for_the_spectral_loss() -> None:
     for name, plain in RECIPES.items():
-        assert recipe(name) is recipe(name, losses.supcon) is plain
-        found = recipe(name, partial(losses.spectral, l1=0.01))
+        assert recipe(name) == plain and recipe(name, losses.supcon) == replace(plain, loss=losses.supcon)
+        cut = partial(losses.spectral, l1=0.01)
+        found = recipe(name, cut)
+        assert found.loss is cut
         changed = {k for k, v in found.to_json().items() if v != plain.to_json()[k]}
         assert changed <= {"loss", "optimizer", "lr"} and found.optimizer is optim.adamw
         assert found.lr == (5e-4 if found.backbone is backbones.resnet18 else 3e-3)
+    with pytest.raises(BadInput, match="unknown data set 'digit'"):
+        recipe("digit")
 
 
 def test_code_from_outside_is_custom_in_a_file_and_refused_from_one() -> None:
