@@ -1,6 +1,7 @@
 """Run and names: a round trip through JSON, and nothing from outside the package."""
 
 import math
+import re
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,9 @@ def test_knobs_are_bound_by_name_and_the_first_one_by_place() -> None:
     assert names.find("resnet18", ROLES["backbone"]) is backbones.resnet18
     for text, value in (("true", True), ("False", False), ("TRUE", True)):
         assert names.find(f"spectral:normalise={text}", ROLES["loss"]).keywords == {"normalise": value}  # pyright: ignore
+    for text, whole in (("vectors", "path=...,of=..."), ("vectors:path=e.npy", "path=e.npy,of=...")):
+        with pytest.raises(BadInput, match=f"write vectors:{re.escape(whole)}$"):
+            names.find(text, TEXTS)
 
 
 @pytest.mark.parametrize(
