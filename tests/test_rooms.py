@@ -81,6 +81,7 @@ ALLOWED = {  # what each room may import of nonneg, besides itself
         "features",
         "finetune",
         "loop",
+        "maps",
         "metrics",
         "run",
         "rundir",

@@ -1,6 +1,7 @@
 """Run and names: a round trip through JSON, and nothing from outside the package."""
 
 import math
+import re
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,9 @@ def test_knobs_are_bound_by_name_and_the_first_one_by_place() -> None:
     assert names.find("resnet18", ROLES["backbone"]) is backbones.resnet18
     for text, value in (("true", True), ("False", False), ("TRUE", True)):
         assert names.find(f"spectral:normalise={text}", ROLES["loss"]).keywords == {"normalise": value}  # pyright: ignore
+    for text, whole in (("vectors", "path=...,of=..."), ("vectors:path=e.npy", "path=e.npy,of=...")):
+        with pytest.raises(BadInput, match=f"write vectors:{re.escape(whole)}$"):
+            names.find(text, TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -125,11 +129,15 @@ def test_roles_hold_what_the_rooms_define_and_nothing_else() -> None:
 
 def test_every_recipe_has_a_gentle_optimiser_for_the_spectral_loss() -> None:
     for name, plain in RECIPES.items():
-        assert recipe(name) is recipe(name, losses.supcon) is plain
-        found = recipe(name, partial(losses.spectral, l1=0.01))
+        assert recipe(name) == plain and recipe(name, losses.supcon) == replace(plain, loss=losses.supcon)
+        cut = partial(losses.spectral, l1=0.01)
+        found = recipe(name, cut)
+        assert found.loss is cut
         changed = {k for k, v in found.to_json().items() if v != plain.to_json()[k]}
         assert changed <= {"loss", "optimizer", "lr"} and found.optimizer is optim.adamw
         assert found.lr == (5e-4 if found.backbone is backbones.resnet18 else 3e-3)
+    with pytest.raises(BadInput, match="unknown data set 'digit'"):
+        recipe("digit")
 
 
 def test_code_from_outside_is_custom_in_a_file_and_refused_from_one() -> None:

@@ -151,6 +151,18 @@ def test_ce_and_nce_begin_from_the_same_draw(few: tuple[Dataset, Dataset]) -> No
     assert all(torch.equal(ours[k], theirs[k]) for k in ours) and torch.equal(ce.head.weight.abs(), nce.head.weight)
 
 
+def test_half_of_cross_entropy_is_said(
+    tmp_path: Path, few: tuple[Dataset, Dataset], capsys: pytest.CaptureFixture
+) -> None:
+    some = few[0].subset(range(64)), few[1].subset(range(10))
+    for second in (maps.identity, maps.relu):
+        run = replace(TINY, map=maps.identity, weight_map=second, epochs=1)
+        train_classifier(run, tmp_path / second.__name__, data=some)
+        said = " ".join(capsys.readouterr().err.split())
+        half = "features pass identity, class weights relu; cross entropy has identity on both" in said
+        assert half == (second is maps.relu)
+
+
 def test_a_resumed_classifier_is_the_uninterrupted_one(tmp_path: Path, few: tuple[Dataset, Dataset]) -> None:
     calls = 0
 

@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ def _train(args: list[str]) -> None:
     folder = chosen.folder(chosen.run)
     if chosen.resume and (folder / "run.json").exists():  # flags left out keep what the run was begun with
         chosen = parse(_begun(folder, name, Run))
-    elif (wanted := recipe(name, chosen.run.loss)) is not RECIPES[name]:
+    elif (wanted := recipe(name, chosen.run.loss)) != replace(RECIPES[name], loss=wanted.loss):
         as_wanted = parse(wanted)
         if as_wanted.run.optimizer is wanted.optimizer:  # an optimiser that was named keeps the learning rate it had
             chosen, about = as_wanted, as_wanted.run.to_json()

@@ -64,7 +64,8 @@ def find(text: str, role: Role) -> Callable[..., Any]:
         bound[key] = _literal(value, knobs[key], f"{role.kind} {text!r}")
     missing = [k for k, p in knobs.items() if p.default is inspect.Parameter.empty and k not in bound]
     if missing:
-        raise BadInput(f"{role.kind} {name!r} needs {', '.join(missing)}: write {name}:{missing[0]}=...")
+        whole = ",".join([*(f"{k}={v}" for k, v in bound.items()), *(f"{k}=..." for k in missing)])
+        raise BadInput(f"{role.kind} {name!r} needs {', '.join(missing)}: write {name}:{whole}")
     return partial(f, **bound) if bound else f
 
 

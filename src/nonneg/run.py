@@ -271,8 +271,11 @@ SPECTRAL_RECIPES = {  # the same for the spectral loss, whose features LARS driv
 
 
 def recipe(name: str, loss: Callable[..., Tensor] = losses.info_nce) -> Run:
-    """The starting point for a data set and a loss, whatever the loss's knobs."""
-    return (SPECTRAL_RECIPES if getattr(loss, "func", loss) is losses.spectral else RECIPES)[name]
+    """The starting point for a data set and a loss with its knobs."""
+    if name not in RECIPES:
+        raise unknown("data set", name, RECIPES)
+    suited = SPECTRAL_RECIPES if getattr(loss, "func", loss) is losses.spectral else RECIPES
+    return replace(suited[name], loss=loss)
 
 
 def classifier_of(run: Run, **changes: Any) -> ClassifierRun:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nonneg import classifier, encoder, engine, features, finetune, loop, metrics, names, progress, rundir, steps
+from nonneg import classifier, encoder, engine, features, finetune, loop, maps, metrics, names, progress, rundir, steps
 from nonneg.classifier import Classifier
 from nonneg.data import Dataset
 from nonneg.data.splits import hold_out
@@ -45,6 +45,12 @@ def train_classifier(
     train, test = split(run, *(data or (run.load("train"), run.load("test"))))
     classes = check(train, test)
     features.tell_skipped(test)
+    if (run.map is maps.identity) != (run.weight_map is maps.identity):
+        about = run.to_json()
+        progress.say(
+            f"features pass {about['map']}, class weights {about['weight_map']}; cross entropy has identity on both: "
+            "--map identity --weight-map identity"
+        )
     assert train.labels is not None
     device, n, folder = run.torch_device(), run.batch_size, Path(folder)
     mode, precision = engine.choose(run.mode, run.precision, device, short=True)
