@@ -225,6 +225,17 @@ def test_another_data_set_is_embedded_at_the_size_and_with_the_channels_of_the_m
     assert code == 1 and "did you mean 'folder'?" in err
 
 
+def test_test_images_of_a_class_that_training_lacks_are_told(tmp_path: Path, tell: Callable) -> None:
+    for place, count in (("train/dog", 16), ("train/cat", 16), ("test/dog", 4), ("test/Cat", 3)):
+        (tmp_path / "pets" / place).mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (8, 8), (9 * i, 5, len(place))).save(tmp_path / "pets" / place / f"{i}.png")
+    out = tmp_path / "run"
+    assert tell("train", "folder", "--data-root", tmp_path / "pets", "--image-size", 8, "--out", out, *SMALL)[0] == 0
+    code, _, err = tell("evaluate", out)
+    assert code == 0 and "3 of 7 test images are of a class without training images, first 'Cat'" in err
+
+
 def test_resuming_under_another_data_set_is_refused(tmp_path: Path, tell: Callable) -> None:
     out = tmp_path / "my run"
     code, text, _ = tell("train", "digits", "--out", out, *SMALL)
