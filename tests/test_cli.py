@@ -66,9 +66,11 @@ def test_labelled_runs_are_compared_side_by_side(tmp_path: Path, tell: Callable)
     for map in ("identity", "relu"):
         folders.append(tmp_path / map)
         assert tell("train", "digits", "--map", map, "--out", folders[-1], *SMALL)[0] == 0
-    code, text, _ = tell("compare", *folders, "--json", "--out", tmp_path / "both.html")
+    code, text, _ = tell("compare", *folders, "--json")
     values = json.loads(text)
-    assert code == 0 and list(values) == [str(f) for f in folders] and (tmp_path / "both.html").exists()
+    assert code == 0 and list(values) == [str(f) for f in folders]
+    code, text, _ = tell("compare", *folders, "--out", tmp_path / "both.html")
+    assert code == 0 and f"written: {tmp_path / 'both.html'}" in text and (tmp_path / "both.html").exists()
     for key in workflow.HEADLINE:
         assert key in values[str(folders[0])], key
     assert values[str(folders[0])]["sparsity"] < 0.01 < values[str(folders[1])]["sparsity"]
@@ -223,11 +225,23 @@ def test_another_data_set_is_embedded_at_the_size_and_with_the_channels_of_the_m
     assert code == 1 and "did you mean 'folder'?" in err
 
 
-def test_resuming_under_another_data_set_is_refused(tmp_path: Path, tell: Callable) -> None:
+def test_test_images_of_a_class_that_training_lacks_are_told(tmp_path: Path, tell: Callable) -> None:
+    for place, count in (("train/dog", 16), ("train/cat", 16), ("test/dog", 4), ("test/Cat", 3)):
+        (tmp_path / "pets" / place).mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (8, 8), (9 * i, 5, len(place))).save(tmp_path / "pets" / place / f"{i}.png")
     out = tmp_path / "run"
-    assert tell("train", "digits", "--out", out, *SMALL)[0] == 0
+    assert tell("train", "folder", "--data-root", tmp_path / "pets", "--image-size", 8, "--out", out, *SMALL)[0] == 0
+    code, _, err = tell("evaluate", out)
+    assert code == 0 and "3 of 7 test images are of a class without training images, first 'Cat'" in err
+
+
+def test_resuming_under_another_data_set_is_refused(tmp_path: Path, tell: Callable) -> None:
+    out = tmp_path / "my run"
+    code, text, _ = tell("train", "digits", "--out", out, *SMALL)
+    assert code == 0 and text.endswith(f"with: nonneg evaluate '{out}'\n")  # as it has to be typed
     code, _, err = tell("train", "cifar10", "--out", out, "--resume")
-    assert code == 1 and "was begun on digits, not cifar10" in err
+    assert code == 1 and f"was begun on digits, not cifar10: nonneg train digits --out '{out}' --resume" in err
 
 
 def test_a_run_of_a_gpu_machine_is_evaluated_where_there_is_none_and_where_its_data_went(
@@ -240,7 +254,7 @@ def test_a_run_of_a_gpu_machine_is_evaluated_where_there_is_none_and_where_its_d
     (out / "run.json").write_text(json.dumps(about))
     moved = photos.rename(tmp_path / "moved")
     code, _, err = tell("evaluate", out)
-    assert code == 1 and "photos" in err
+    assert code == 1 and "photos does not exist; pass --data-root" in err
     assert tell("evaluate", out, "--data-root", moved)[0] == 0
     assert tell("report", out, "--data-root", moved)[0] == 0
 

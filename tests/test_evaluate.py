@@ -378,7 +378,7 @@ def test_two_evaluations_at_the_same_moment_keep_each_others_entries_and_plots(c
         (["--judge", "SELF"], "is the run that is measured: name another one"),
         (["--against", "OTHER", "OTHER"], "--against names a run twice"),
         (["--against", "nowhere"], "nowhere is not a run folder"),
-        (["--ood", "x=nowhere"], "nowhere does not exist"),
+        (["--ood", "x=nowhere"], "--ood x=nowhere: nowhere does not exist"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(

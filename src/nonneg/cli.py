@@ -5,6 +5,7 @@ import functools
 import inspect
 import io
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -150,7 +151,9 @@ def _train(args: list[str]) -> None:
     if chosen.json:
         tables.as_json({"run": str(folder), **last})
     else:
-        said = f"trained: {folder} ({last['seconds']:.0f} s). Measure it with: nonneg evaluate {folder}"
+        said = (
+            f"trained: {folder} ({last['seconds']:.0f} s). Measure it with: nonneg evaluate {shlex.quote(str(folder))}"
+        )
         tables.screen.print(said, soft_wrap=True)
 
 
@@ -175,7 +178,9 @@ def _train_classifier(args: list[str]) -> None:
         return
     where = "held-out" if chosen.run.validation else "test"
     right = f"{last['test_accuracy']:.1%} of the {where} images right"
-    said = f"trained: {folder} ({last['seconds']:.0f} s), {right}. See why with: nonneg explain {folder}"
+    said = (
+        f"trained: {folder} ({last['seconds']:.0f} s), {right}. See why with: nonneg explain {shlex.quote(str(folder))}"
+    )
     tables.screen.print(said, soft_wrap=True)
 
 
@@ -196,7 +201,7 @@ def _train_pairs(args: list[str]) -> None:
     if chosen.json:
         tables.as_json({"run": str(folder), **last})
     else:
-        said = f"trained: {folder} ({last['seconds']:.0f} s). Look at it with: nonneg report {folder}"
+        said = f"trained: {folder} ({last['seconds']:.0f} s). Look at it with: nonneg report {shlex.quote(str(folder))}"
         tables.screen.print(said, soft_wrap=True)
 
 
@@ -216,8 +221,7 @@ def _begun(folder: Path, name: str, kind: type[SomeRun]) -> SomeRun:
     """The run that was begun in a folder, if on this data set."""
     begun = rundir.read_run(folder, kind)[0]
     if (stored := begun.to_json()["data"]) != name:
-        again = f"nonneg {kind.verb} {stored} --out {folder} --resume"
-        raise BadInput(f"{folder} was begun on {stored}, not {name}: {again}")
+        raise BadInput(f"{folder} was begun on {stored}, not {name}: {rundir.resume_words(begun, folder)}")
     return begun
 
 
@@ -478,6 +482,8 @@ def compare(
     columns = {run.name if short else str(run): entries for run, entries in measured.items()}
     more = (name for entries in measured.values() for name, e in entries.items() if "group" in e)
     tables.compared(columns, more, headline=("test_accuracy", *verbs.HEADLINE))  # the first of classifiers alone
+    if out is not None:
+        tables.screen.print(f"written: {out}", soft_wrap=True)
 
 
 def make_report(

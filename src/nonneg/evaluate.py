@@ -5,6 +5,7 @@ import inspect
 import itertools
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -109,6 +110,7 @@ def evaluate(folder: Path, data_root: Path | None = None, asked: Asked | None = 
     groups, run = asked.groups(), embedding.finished_run(folder, data_root)
     data = {split: run.load(split) for split in ("train", "test")}
     _tell_other_images(folder, run, data["train"])
+    _tell_unknown_classes(data["train"], data["test"])
     others = [_other_run(place, folder) for place in (asked.judge, *asked.against) if place is not None]
     if len({place.resolve() for place in asked.against}) < len(asked.against):
         raise BadInput("--against names a run twice, which would agree with itself: name each once")
@@ -160,6 +162,18 @@ def _tell_other_images(folder: Path, run: Training, train: Dataset) -> None:
         progress.say(
             f"{folder} was trained on other images than {train.name} holds now ({then.get('images')} then, "
             f"{len(train)} now): what follows is measured on these"
+        )
+
+
+def _tell_unknown_classes(train: Dataset, test: Dataset) -> None:
+    """Say so where test images are of classes without a training image: no probe can be right about them."""
+    if train.labels is None or test.labels is None:
+        return
+    if len(unknown := test.labels[~torch.isin(test.labels, train.labels)]):
+        first = test.classes[int(unknown[0])] if test.classes else int(unknown[0])
+        progress.say(
+            f"{test.name}: {len(unknown)} of {len(test)} test images are of a class without training images, first "
+            f"{first!r}: every probe is wrong about them"
         )
 
 
@@ -383,7 +397,9 @@ def _entries(path: Path, of: dict[str, str] | None = None) -> dict[str, Entry]:
     """What metrics.json holds, or what it holds of these images; an entry that does not say which is of any."""
     measured = files.read_json(path)
     if not isinstance(measured, dict) or not all(isinstance(v, dict) and "value" in v for v in measured.values()):
-        raise BadInput(f"{path} is damaged; remove it, and nonneg evaluate {path.parent} writes it anew")
+        raise BadInput(
+            f"{path} is damaged; remove it, and nonneg evaluate {shlex.quote(str(path.parent))} writes it anew"
+        )
     return {name: e for name, e in measured.items() if of is None or e.get("data", of) == of}
 
 

@@ -6,6 +6,7 @@ N images, D features, d backbone outputs, C classes. Everything comes as entries
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,8 @@ def elsewhere(
         raise BadInput(f"--ood {text}: write NAME=FOLDER, as in sketch=path/to/sketches")
     if classes is None:
         raise BadInput(f"--ood {text}: the run's classes have no names, so no folder can match them")
+    if not (there := Path(place).expanduser()).is_dir():
+        raise BadInput(f"--ood {text}: {place} {'is not a folder' if there.exists() else 'does not exist'}")
     loaded = [parts(split=split, root=place, image_size=image_size) for split in ("train", "test")]
     if loaded[0].classes is None:
         raise BadInput(f"--ood {text}: {place} has no labels; give it one sub-folder a class ({listed(classes)})")

@@ -96,7 +96,8 @@ def precision_by_bytes_of_run(measured: dict[str, dict], colour: str) -> bytes |
     axes.axhline(measured["precision_bytes_whole"]["value"], color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
     axes.set_xlabel("bytes per vector (dashed level: all features in floats)")
     axes.set_ylabel(f"precision@{measured['precision_bytes_whole']['k']}, test images")
-    axes.legend(fontsize=7, frameon=False, labelcolor=INK, loc="lower right")
+    long = 4.5  # enough for dashes to be told apart
+    axes.legend(fontsize=7, frameon=False, labelcolor=INK, loc="lower right", handlelength=long)
     return png_bytes(figure)
 
 

@@ -61,7 +61,7 @@ def existing_file(root: Path | None) -> Path:
     root = Path(root).expanduser()
     if not root.is_file():
         problem = "is not a file" if root.exists() else "does not exist"
-        raise BadInput(f"arrays: {root} {problem}; pass a .npy or .npz file")
+        raise BadInput(f"arrays: {root} {problem}; pass --data-root (root=), a .npy or .npz file")
     return root
 
 

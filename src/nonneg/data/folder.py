@@ -96,7 +96,7 @@ def existing_folder(root: Path | None) -> Path:
         raise BadInput("folder: no root given; pass --data-root (root=), a folder of images")
     root = Path(root).expanduser()
     if not root.exists():
-        raise BadInput(f"folder: {root} does not exist; pass a folder of images")
+        raise BadInput(f"folder: {root} does not exist; pass --data-root (root=), a folder of images")
     if not root.is_dir():
         raise BadInput(f"folder: {root} is a file; pass the folder that holds the images")
     return root
