@@ -243,6 +243,7 @@ def test_subset_keeps_images_labels_and_ids_together() -> None:
         assert s.ids == ["y", "w"] and s.labels is not None and s.labels.tolist() == [1, 0]
         assert torch.equal(s.images[:], torch.stack([d.images[:][2], d.images[:][0]])) and s.skipped == d.skipped
     assert small(labels=None, classes=None).subset(range(1, 3)).ids == ["x", "y"]
+    assert d.named(d.ids) is d and d.named(["y", "w"]).ids == ["y", "w"]
 
 
 @pytest.mark.parametrize("indices", [[], [4], [-1], [0.5], [True, False, True, False], [[0]]])

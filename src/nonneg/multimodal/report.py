@@ -75,10 +75,7 @@ def column(folder: Path, title: str, data_root: Path | None = None) -> PairColum
     device = run.torch_device()
     data = {split: run.load_pairs(split) for split in ("train", "test")}
     made = {split: extract(model, part, device=device) for split, part in data.items()}
-    about, test = run.to_json(), data["test"]
-    if len(made["test"].images.ids) < len(test):
-        place = {name: i for i, name in enumerate(test.images.ids)}
-        test = test.subset([place[name] for name in made["test"].images.ids])
+    about, test = run.to_json(), data["test"].named(made["test"].images.ids)
     measured = {k: {n: v for n, v in e.items() if n != "each"} for k, e in measure(made["test"]).items()}
     images = Column(
         title=title,
