@@ -224,10 +224,11 @@ def test_another_data_set_is_embedded_at_the_size_and_with_the_channels_of_the_m
 
 
 def test_resuming_under_another_data_set_is_refused(tmp_path: Path, tell: Callable) -> None:
-    out = tmp_path / "run"
-    assert tell("train", "digits", "--out", out, *SMALL)[0] == 0
+    out = tmp_path / "a run"
+    code, text, _ = tell("train", "digits", "--out", out, *SMALL)
+    assert code == 0 and f"nonneg evaluate '{out}'" in text  # what is told to be typed can be
     code, _, err = tell("train", "cifar10", "--out", out, "--resume")
-    assert code == 1 and "was begun on digits, not cifar10" in err
+    assert code == 1 and f"was begun on digits, not cifar10: nonneg train digits --out '{out}' --resume" in err
 
 
 def test_a_run_of_a_gpu_machine_is_evaluated_where_there_is_none_and_where_its_data_went(

@@ -161,7 +161,7 @@ def demo(folder: Path, *, seed: int, epochs: int | None, overwrite: bool) -> dic
                 replace(run, map=map), folder / name, data=data, overwrite=overwrite, label=f"training {name.upper()}"
             )
         except Interrupted:
-            again = f"nonneg demo --out {folder} --overwrite"
+            again = f"nonneg demo --out {rundir.quoted(folder)} --overwrite"
             raise Interrupted(f"the demo was stopped; it is short, so start it again with: {again}") from None
         out[name] = values(evaluate.evaluate(folder / name).measured)
         columns.append(column(folder / name, name.upper()))
