@@ -324,3 +324,11 @@ def test_a_loss_that_is_not_finite_stops_a_job_that_leaves_no_trace(digits: Data
     rows = eight(digits)
     with pytest.raises(BadInput, match=r"training: the loss is not finite since step \d+ \(epoch 1\).* lower"):
         work(rows, optimizer=partial(optim.sgd, momentum=float("inf")))
+
+
+def test_a_resumed_log_leaves_out_the_epochs_that_its_checkpoint_has_not_seen(tmp_path: Path) -> None:
+    log = rundir.Log(tmp_path, 0, [])
+    for epoch in (1, 2, 3):
+        log.write({"epoch": epoch, "step": 10 * epoch}, seconds=epoch)
+    rundir.Log(tmp_path, 25, [])  # killed between the third epoch and the checkpoint after it
+    assert [line["epoch"] for line in rundir.read_log(tmp_path)] == [1, 2]
