@@ -332,3 +332,22 @@ def test_a_resumed_log_leaves_out_the_epochs_that_its_checkpoint_has_not_seen(tm
         log.write({"epoch": epoch, "step": 10 * epoch}, seconds=epoch)
     rundir.Log(tmp_path, 25, [])  # killed between the third epoch and the checkpoint after it
     assert [line["epoch"] for line in rundir.read_log(tmp_path)] == [1, 2]
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"epoch": 3, "st')  # cut off by a kill
+    assert [line["epoch"] for line in rundir.read_log(tmp_path)] == [1, 2]
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('\n{"epoch": 4, "step": 40}\n')
+    with pytest.raises(BadInput, match="line 3 is not JSON"):
+        rundir.read_log(tmp_path)
+
+
+def test_a_run_is_resumed_with_the_threads_and_settings_it_was_begun_with(tmp_path: Path, digits: Dataset) -> None:
+    about, before = keep(tmp_path, eight(digits)).about, torch.get_num_threads()
+    files.write_json(tmp_path / "run.json", {**about, "run": {}, "threads": before + 1})  # older than the setting lr
+    try:
+        rundir.check_same(about, tmp_path, defaults={"lr": 0.01})
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+    with pytest.raises(BadInput, match=r"was begun with lr = 0\.5, not 0\.01"):
+        rundir.check_same(about, tmp_path, defaults={"lr": 0.5})
