@@ -351,3 +351,27 @@ def test_a_run_is_resumed_with_the_threads_and_settings_it_was_begun_with(tmp_pa
         torch.set_num_threads(before)
     with pytest.raises(BadInput, match=r"was begun with lr = 0\.5, not 0\.01"):
         rundir.check_same(about, tmp_path, defaults={"lr": 0.5})
+
+
+@pytest.mark.parametrize("optimizer", [optim.adamw, optim.lars, optim.sgd])
+def test_moments_read_from_a_file_go_on_with_weights_that_lie_channels_last(digits: Dataset, optimizer) -> None:
+    def begin() -> tuple[nn.Module, State]:
+        torch.manual_seed(0)
+        model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        make = partial(optimizer, model.parameters(), weight_decay=0.0)
+        s = loop.begin(model, eight(digits), optimizer=make, batch_size=50, seed=0, device=CPU, counters=())
+        s.lr.fill_(0.1)
+        return model, s
+
+    def learn(model: nn.Module, s: State, seed: int) -> None:
+        model(torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))).square().sum().backward()
+        s.optimizer.step()
+        s.optimizer.zero_grad()
+
+    model, s = begin()
+    learn(model, s, seed=1)
+    again, restored = begin()
+    restored.restore({k: v.clone().contiguous() for k, v in s.tensors().items()})
+    for each in ((model, s), (again, restored)):
+        learn(*each, seed=2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
