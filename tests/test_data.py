@@ -243,6 +243,18 @@ def test_subset_keeps_images_labels_and_ids_together() -> None:
         assert s.ids == ["y", "w"] and s.labels is not None and s.labels.tolist() == [1, 0]
         assert torch.equal(s.images[:], torch.stack([d.images[:][2], d.images[:][0]])) and s.skipped == d.skipped
     assert small(labels=None, classes=None).subset(range(1, 3)).ids == ["x", "y"]
+    assert d.named(d.ids) is d and d.named(["y", "w"]).ids == ["y", "w"]
+
+
+def test_mean_and_deviation_are_of_all_images_or_of_some_evenly_spread() -> None:
+    d = small()
+    x = d.images[:].double() / 255
+    mean, deviation = d.mean_and_deviation()
+    assert mean.tolist() == pytest.approx([x[:, c].mean().item() for c in range(3)])
+    assert deviation.tolist() == pytest.approx([x[:, c].std().item() for c in range(3)])
+    sorted_by_class = torch.arange(5000).ge(2500).view(-1, 1, 1, 1).to(torch.uint8) * 255
+    many = small(images=sorted_by_class, labels=None, classes=None, ids=[str(i) for i in range(5000)])
+    assert many.mean_and_deviation()[0].item() == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.mark.parametrize("indices", [[], [4], [-1], [0.5], [True, False, True, False], [[0]]])
@@ -287,7 +299,7 @@ MODES = {
     "RGBA": (Image.new("RGBA", (6, 6), (255, 0, 0, 0)), "png", WHITE),  # what is clear is white, whatever is below
     "RGBA-webp": (Image.new("RGBA", (6, 6), (255, 0, 0, 255)), "webp", RED),
     "CMYK": (Image.new("CMYK", (6, 6), (0, 255, 255, 0)), "tif", RED),
-    "I;16": (Image.fromarray(np.full((6, 6), 100 * 257, np.uint16)), "png", grey(100)),
+    "I;16": (Image.fromarray(np.full((6, 6), 100 * 257 - 100, np.uint16)), "png", grey(100)),  # rounded
     "I;16-white": (Image.fromarray(np.full((6, 6), 65535, np.uint16)), "tiff", WHITE),
     "I": (Image.fromarray(np.full((6, 6), 100 * 257, np.int32)), "pgm", grey(100)),
     "gif": (Image.new("RGB", (6, 6), BLUE), "gif", BLUE),

@@ -324,3 +324,54 @@ def test_a_loss_that_is_not_finite_stops_a_job_that_leaves_no_trace(digits: Data
     rows = eight(digits)
     with pytest.raises(BadInput, match=r"training: the loss is not finite since step \d+ \(epoch 1\).* lower"):
         work(rows, optimizer=partial(optim.sgd, momentum=float("inf")))
+
+
+def test_a_resumed_log_leaves_out_the_epochs_that_its_checkpoint_has_not_seen(tmp_path: Path) -> None:
+    log = rundir.Log(tmp_path, 0, [])
+    for epoch in (1, 2, 3):
+        log.write({"epoch": epoch, "step": 10 * epoch}, seconds=epoch)
+    rundir.Log(tmp_path, 25, [])  # killed between the third epoch and the checkpoint after it
+    assert [line["epoch"] for line in rundir.read_log(tmp_path)] == [1, 2]
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"epoch": 3, "st')  # cut off by a kill
+    assert [line["epoch"] for line in rundir.read_log(tmp_path)] == [1, 2]
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('\n{"epoch": 4, "step": 40}\n')
+    with pytest.raises(BadInput, match="line 3 is not JSON"):
+        rundir.read_log(tmp_path)
+
+
+def test_a_run_is_resumed_with_the_threads_and_settings_it_was_begun_with(tmp_path: Path, digits: Dataset) -> None:
+    about, before = keep(tmp_path, eight(digits)).about, torch.get_num_threads()
+    files.write_json(tmp_path / "run.json", {**about, "run": {}, "threads": before + 1})  # older than the setting lr
+    try:
+        rundir.check_same(about, tmp_path, defaults={"lr": 0.01})
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+    with pytest.raises(BadInput, match=r"was begun with lr = 0\.5, not 0\.01"):
+        rundir.check_same(about, tmp_path, defaults={"lr": 0.5})
+
+
+@pytest.mark.parametrize("optimizer", [optim.adamw, optim.lars, optim.sgd])
+def test_moments_read_from_a_file_go_on_with_weights_that_lie_channels_last(digits: Dataset, optimizer) -> None:
+    def begin() -> tuple[nn.Module, State]:
+        torch.manual_seed(0)
+        model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        make = partial(optimizer, model.parameters(), weight_decay=0.0)
+        s = loop.begin(model, eight(digits), optimizer=make, batch_size=50, seed=0, device=CPU, counters=())
+        s.lr.fill_(0.1)
+        return model, s
+
+    def learn(model: nn.Module, s: State, seed: int) -> None:
+        model(torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))).square().sum().backward()
+        s.optimizer.step()
+        s.optimizer.zero_grad()
+
+    model, s = begin()
+    learn(model, s, seed=1)
+    again, restored = begin()
+    restored.restore({k: v.clone().contiguous() for k, v in s.tensors().items()})
+    for each in ((model, s), (again, restored)):
+        learn(*each, seed=2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))

@@ -335,6 +335,15 @@ def test_measure_reports_each_value_with_its_definition():
     assert report["linear_probe"]["value"] == 1
     assert report["linear_probe_z"]["value"] < 0.6  # these z were drawn without regard to the labels
     assert report["knn"]["k"] == 11
+    assert train.labels is not None
+    head = metrics.counted_head(train.z, train.labels, 4)
+    assert report["counted_probe_z"]["value"] == ((test.z @ head).argmax(axis=1) == labels).mean()
+
+
+def test_under_20_active_features_are_19_or_fewer():
+    z = (np.arange(25) < np.array([[19], [20], [21]])).astype(np.float32)
+    data = Sample(z, sparse.csr_array(z), None)
+    assert measure(data, data)["active_under_20"]["value"] == pytest.approx(1 / 3)
 
 
 def test_measure_leaves_out_what_needs_labels():

@@ -244,6 +244,7 @@ def test_pairs_check_their_parts() -> None:
     part = whole.subset([1])
     assert part.captions == ["y", "z"] and part.images.ids == ["b"] and len(part) == 1
     assert whole.subset([1, 0]).captions == ["y", "z", "x"]
+    assert whole.named(["b"]).captions == ["y", "z"] and whole.named(["a", "b"]) is whole
     assert whole.fingerprint() != paired(images, [["x"], ["y", "w"]]).fingerprint()
     assert whole.fingerprint() != paired(images, [["x", "y"], ["z"]]).fingerprint()
 

@@ -131,6 +131,14 @@ def test_linear_probe_matches_scikit_learn_on_digits():
     assert result.validation_accuracy > 0.95
 
 
+def test_the_penalty_is_the_one_by_which_the_held_out_samples_are_likeliest():
+    rng = np.random.default_rng(0)
+    noise, y = rng.normal(size=(100, 20)), rng.integers(0, 2, 100)
+    assert probes.linear_probe(noise, y, noise, y).l2 == max(L2)
+    told = noise + 20 * y[:, None]
+    assert probes.linear_probe(told, y, told, y).l2 < 0.01
+
+
 def test_the_fitted_probe_takes_features_as_they_are():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 6)) * [1, 10, 0.1, 1, 1, 0] + 3  # scaled, shifted, and one constant
@@ -169,6 +177,9 @@ def test_equal_neighbours_share_the_places_that_are_left_and_of_equal_votes_the_
             assert knn(train_x, train_y[order], test_x, np.array([1]), k=k) == 1
     even = np.array([2] * 20 + [1] * 20)
     assert knn(train_x, even, test_x, np.array([1]), k=7) == 1
+    # one neighbour is nearer; the ten others share one place, eight of them 0.8 of it, which is less than the one
+    around, y = np.array([[1.0, 0.0]] + [[1.0, 1.0]] * 10), np.array([1] + [0] * 8 + [2] * 2)
+    assert knn(around, y, np.array([[1.0, 0.0]]), np.array([1]), k=2, temperature=None) == 1
 
 
 @pytest.mark.parametrize("temperature", [None, 0.1])

@@ -178,7 +178,7 @@ def test_features_are_ranked_on_training_images_among_those_live_on_test_images(
     train = np.array([[1.0, 5.0, 3.0], [1.0, 5.0, 3.0]])
     test = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 2.0]])
     c = replace(flat([[1.0], [1.0]]), train=features(train, None), test=features(test, None))
-    assert figures.by_activation(c).tolist() == [1, 2, 0]
+    assert c.order.tolist() == [1, 2, 0]
     assert figures.spread_live(c, 12).tolist() == [2, 0]
 
 

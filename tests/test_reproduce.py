@@ -1145,3 +1145,10 @@ def test_classifiers_are_not_trained_twice_and_wait_for_their_search(
         BadInput, match=r"takes the learning rate that did best in a search, and 6 of its 6 runs are not"
     ):
         go(tmp_path, tmp_path, "supervised", change=tiny, only=("digits-scratch-nce-s0",))
+
+
+def test_a_result_of_its_own_goes_before_a_borrowed_one(tmp_path: Path) -> None:
+    experiment = experiments.find("recipe")
+    for name, run_name, right in (("cifar100", "cl-s0", 0.1), ("recipe", "ours-s0", 0.2)):
+        ledger.put(tmp_path / f"{name}.jsonl", {"name": run_name, "measures": {"knn": right}})
+        assert ledger.of("recipe", experiment, tmp_path)["ours-s0"]["measures"] == {"knn": right}

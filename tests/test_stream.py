@@ -230,6 +230,24 @@ def test_an_unreadable_row_becomes_the_next_readable_one(bad: set[int]) -> None:
     assert x.flatten().tolist() == want
 
 
+def test_what_an_order_left_early_still_reads_does_not_end_up_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NONNEG_WORKERS", "4")
+    images = torch.arange(16, dtype=torch.uint8).view(-1, 1, 1, 1)
+    with Source(images, batch_size=2, device=CPU) as source:
+        gather = source.fill
+
+        def late(rows: list[int], out: np.ndarray) -> dict[int, str]:
+            time.sleep(0.1 * (0 < rows[0] < 8))
+            return gather(rows, out)
+
+        source.fill = late
+        next(source.batches(torch.arange(8)))
+        again = source.batches(torch.arange(8, 16))
+        found = [next(again)[0].flatten().tolist()]
+        time.sleep(0.2)
+        assert found + [x.flatten().tolist() for x, _ in again] == [[8, 9], [10, 11], [12, 13], [14, 15]]
+
+
 def test_a_batch_without_a_readable_image_is_refused() -> None:
     with pytest.raises(BadInput, match=r"none of the 2 images of a batch can be read, the first: gone"):
         replace_unreadable(torch.zeros(2, 1), {0: "gone", 1: "gone"})

@@ -34,12 +34,14 @@ from nonneg import (
 from nonneg.data import Dataset
 from nonneg.errors import BadInput
 from nonneg.features import Features
+from nonneg.figures import Column
 from nonneg.loop import Rows
 from nonneg.multimodal import PAIR_RECIPES, PairRun, report, texts, verbs
 from nonneg.multimodal.measure import PairFeatures
 from nonneg.multimodal.train import begin, fresh, train_pairs
 from nonneg.pairs import Pairs, paired
 from nonneg.pairs import captions as captions_file
+from nonneg.report import View
 from nonneg.run import from_json
 from nonneg.steps import LOSS
 from nonneg.steps import paired as paired_step
@@ -430,6 +432,18 @@ def test_the_nearest_images_are_those_of_largest_cosine_however_long() -> None:
     test = by_hand([[1, 0], [5, 5], [0, 9], [-3, 0]], {"right": [2, 0], "up": [0, 1]}, [(0, 0), (2, 1)])
     assert [found.tolist() for found in report.nearest(test, np.array([0, 1]), 3)] == [[0, 1, 2], [2, 1, 0]]
     assert [found.tolist() for found in report.nearest(test, np.array([1]), 1)] == [[2]]
+
+
+def test_of_two_runs_each_says_how_many_features_are_its_own() -> None:
+    nothing: Any = None
+    made = [by_hand([[1] * d] * 2, {"all": [1.0] * d, "one": [1.0] + [0.0] * (d - 1)}, []) for d in (4, 6)]
+    shown = [Column("", "", m.images, m.images, {}, torch.zeros(2, 3, 8, 8), None, [], []) for m in made]
+    columns = [report.PairColumn(c, m, nothing, nothing, nothing) for c, m in zip(shown, made, strict=True)]
+    section = report.active_in_texts(columns, [View(c, "#000000", 300) for c in shown], 0)
+    assert [panel.note for panel in section.panels] == [
+        "On average 4.0 of 4 features fire on an image, 2.5 on a text.",
+        "On average 6.0 of 6 features fire on an image, 3.5 on a text.",
+    ]
 
 
 def test_features_that_agree_most_come_first_and_those_of_one_kind_not_at_all() -> None:

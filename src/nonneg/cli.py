@@ -5,7 +5,6 @@ import functools
 import inspect
 import io
 import re
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -79,6 +78,19 @@ class _Into:
         about = run.to_json()
         return self.out or Path("runs") / f"{about['data']}-{kind}{about['map']}-s{run.seed}".replace(":", "-")
 
+    def how(self) -> dict[str, Any]:
+        """How a training takes up its folder."""
+        return {"resume": self.resume, "previous": self.previous, "overwrite": self.overwrite}
+
+    def tell(self, folder: Path, following: str, found: str = "") -> None:
+        """That the training in a folder is over, what was `found` and what to do next; or its log's last line."""
+        last = rundir.read_log(folder)[-1]
+        if self.json:
+            tables.as_json({"run": str(folder), **last})
+            return
+        said = f"trained: {folder} ({last['seconds']:.0f} s){found}. {following} {rundir.quoted(folder)}"
+        tables.screen.print(said, soft_wrap=True)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Train(_Into):
@@ -146,15 +158,8 @@ def _train(args: list[str]) -> None:
             chosen, about = as_wanted, as_wanted.run.to_json()
             by = f"{about['optimizer']} at lr {about['lr']}"
             progress.say(f"--loss {about['loss']} is trained by {by}; --optimizer and --lr name another")
-    train(chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite)
-    last = rundir.read_log(folder)[-1]
-    if chosen.json:
-        tables.as_json({"run": str(folder), **last})
-    else:
-        said = (
-            f"trained: {folder} ({last['seconds']:.0f} s). Measure it with: nonneg evaluate {shlex.quote(str(folder))}"
-        )
-        tables.screen.print(said, soft_wrap=True)
+    train(chosen.run, folder, **chosen.how())
+    chosen.tell(folder, "Measure it with: nonneg evaluate")
 
 
 def _train_classifier(args: list[str]) -> None:
@@ -169,19 +174,10 @@ def _train_classifier(args: list[str]) -> None:
     folder = chosen.folder(chosen.run, "classifier-")
     if chosen.resume and (folder / "run.json").exists():
         chosen = parse(_begun(folder, name, ClassifierRun))
-    supervised.train_classifier(
-        chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite
-    )
-    last = rundir.read_log(folder)[-1]
-    if chosen.json:
-        tables.as_json({"run": str(folder), **last})
-        return
+    supervised.train_classifier(chosen.run, folder, **chosen.how())
     where = "held-out" if chosen.run.validation else "test"
-    right = f"{last['test_accuracy']:.1%} of the {where} images right"
-    said = (
-        f"trained: {folder} ({last['seconds']:.0f} s), {right}. See why with: nonneg explain {shlex.quote(str(folder))}"
-    )
-    tables.screen.print(said, soft_wrap=True)
+    right = rundir.read_log(folder)[-1]["test_accuracy"]
+    chosen.tell(folder, "See why with: nonneg explain", f", {right:.1%} of the {where} images right")
 
 
 def _train_pairs(args: list[str]) -> None:
@@ -194,15 +190,8 @@ def _train_pairs(args: list[str]) -> None:
     folder = chosen.folder(chosen.run, "pairs-")
     if chosen.resume and (folder / "run.json").exists():
         chosen = parse(_begun(folder, name, PairRun))
-    multimodal.train_pairs(
-        chosen.run, folder, resume=chosen.resume, previous=chosen.previous, overwrite=chosen.overwrite
-    )
-    last = rundir.read_log(folder)[-1]
-    if chosen.json:
-        tables.as_json({"run": str(folder), **last})
-    else:
-        said = f"trained: {folder} ({last['seconds']:.0f} s). Look at it with: nonneg report {shlex.quote(str(folder))}"
-        tables.screen.print(said, soft_wrap=True)
+    multimodal.train_pairs(chosen.run, folder, **chosen.how())
+    chosen.tell(folder, "Look at it with: nonneg report")
 
 
 def _data_first(args: list[str], verb: str, recipes: Iterable[str]) -> tuple[str, list[str]]:

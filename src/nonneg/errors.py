@@ -20,5 +20,4 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> BadInput:
     options = sorted(options)
     near = difflib.get_close_matches(name, options, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    shown = options if len(options) <= MOST_SHOWN else [*options[:MOST_SHOWN], f"{len(options) - MOST_SHOWN} more"]
-    return BadInput(f"unknown {kind} {name!r}: {hint}(one of {', '.join(shown)})")
+    return BadInput(f"unknown {kind} {name!r}: {hint}(one of {listed(options, MOST_SHOWN)})")

@@ -5,7 +5,6 @@ import inspect
 import itertools
 import json
 import math
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -397,9 +396,7 @@ def _entries(path: Path, of: dict[str, str] | None = None) -> dict[str, Entry]:
     """What metrics.json holds, or what it holds of these images; an entry that does not say which is of any."""
     measured = files.read_json(path)
     if not isinstance(measured, dict) or not all(isinstance(v, dict) and "value" in v for v in measured.values()):
-        raise BadInput(
-            f"{path} is damaged; remove it, and nonneg evaluate {shlex.quote(str(path.parent))} writes it anew"
-        )
+        raise BadInput(f"{path} is damaged; remove it, and nonneg evaluate {rundir.quoted(path.parent)} writes it anew")
     return {name: e for name, e in measured.items() if of is None or e.get("data", of) == of}
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from nonneg import classifier, embedding, figures
 from nonneg.canvas import DPI, GHOST, INK, MUTED, png_bytes
 from nonneg.classifier import Classifier
-from nonneg.data import Dataset
 from nonneg.data.pictures import planes, strictly_sized, try_read
 from nonneg.errors import BadInput
 from nonneg.features import Features
@@ -100,13 +99,13 @@ def explain_run(
         number = test.numbers_among(model.classes, "the data")
         chosen = _checked(indices, len(test)) if indices else _telling(model, made, number)
         if not indices:  # those are rows of the features, which images that cannot be read have none of
-            place = {name: i for i, name in enumerate(test.ids)}
-            chosen = [place[made.ids[row]] for row in chosen]
+            chosen = test.places([made.ids[row] for row in chosen])
         some = test.subset(chosen)
         images, ids = some.images[:], [f"{i} ({test.ids[i]})" for i in chosen]
         labels = None if some.labels is None else number[some.labels]
     found = explain(model, images, labels, ids, k)
-    return found, draw(found, images, _column(test, made))
+    shown = test.named(made.ids)
+    return found, draw(found, images, Column("", "", made, made, {}, shown.images, shown.classes, [], []))
 
 
 def _read(paths: Sequence[Path], size: int, channels: int) -> Tensor:
@@ -150,14 +149,6 @@ def _telling(model: Classifier, made: Features, number: Tensor) -> list[int]:
         if right[i]:
             best.setdefault(int(labels[i]), int(i))
     return [*wrong, *list(best.values())[: MISTAKES + RIGHT - len(wrong)]]
-
-
-def _column(test: Dataset, made: Features) -> Column:
-    """The test images as the pictures of features want them; those that have no features are left out."""
-    if len(made.ids) < len(test):
-        place = {name: i for i, name in enumerate(test.ids)}
-        test = test.subset([place[name] for name in made.ids])
-    return Column("", "", made, made, {}, test.images, test.classes, [], [])
 
 
 # The picture

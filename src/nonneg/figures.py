@@ -6,7 +6,7 @@ N images, D features, C channels, H W height and width; widths and heights of ch
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 
 import numpy as np
@@ -61,6 +61,21 @@ class Column:
     log: list[dict]
     stability: list[float | None] | None = None  # of each feature across runs, where that was measured
 
+    @cached_property
+    def activation(self) -> np.ndarray:
+        """D, expected |activation| on the training features."""
+        return metrics.expected_activation(self.train.z, absolute=True)
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """All D features, the largest expected |activation| first."""
+        return np.argsort(-self.activation, kind="stable")
+
+    @cached_property
+    def live(self) -> np.ndarray:
+        """The features that fire on some test image, in that order."""
+        return self.order[metrics.live(self.test.z, eps=EPS)[self.order]]
+
 
 def shape(features: Features) -> tuple[int, int]:
     """N and D."""
@@ -85,9 +100,9 @@ def colours(columns: Sequence[Column]) -> list[str]:
     return chosen
 
 
-def by_activation(column: Column) -> np.ndarray:
-    """All D features, the largest expected |activation| on the training images first."""
-    return np.argsort(-metrics.expected_activation(column.train.z, absolute=True), kind="stable")
+def draw_live(column: Column, n: int, seed: int) -> np.ndarray:
+    """Up to n live features at random, in ascending order."""
+    return np.sort(np.random.default_rng(seed).choice(np.sort(column.live), min(n, len(column.live)), replace=False))
 
 
 def spread_live(column: Column, n: int) -> np.ndarray:
@@ -95,8 +110,7 @@ def spread_live(column: Column, n: int) -> np.ndarray:
 
     Each is the middle one of an n-th of them, ranked by expected activation; where there are no more than n, all are.
     """
-    order = by_activation(column)
-    live = order[metrics.live(column.test.z, eps=EPS)[order]]
+    live = column.live
     n = min(n, len(live))
     return live[(2 * np.arange(n) + 1) * len(live) // (2 * max(n, 1))]
 
@@ -352,7 +366,7 @@ def hero(columns: Sequence[Column], *, rows: int = 8, seed: int = 0, thumb: int 
         write(46, column.subtitle, size=8)
         write(62, f"{len(features[i])} features, from the most to the least used{under}", size=8)
         _hero_grid(figure, column, features[i], grids[i], left=left, top=76)
-        shown = by_activation(column)[:512]
+        shown = column.order[:512]
         chosen = sample_rows(column.test.labels, 40, total=shape(column.test)[0], seed=seed)
         write(high + 102, f"{len(chosen)} images (rows) × {len(shown)} features (columns): white is zero", size=8)
         width, height = figure.get_size_inches() * 100
@@ -406,11 +420,11 @@ def same_features(columns: Sequence[Column], *, rows: int = 6) -> bytes | None:
 def overview(columns: Sequence[Column], *, seed: int = 0, width: int = 440, shown: int = 32) -> bytes:
     """What the paper draws of CL and NCL: active features per image, expected activation, cosines between features."""
     tints = colours(columns)
-    used = [np.sort(metrics.expected_activation(c.train.z, absolute=True))[::-1] for c in columns]
+    used = [c.activation[c.order] for c in columns]
     top = max(shape(c.test)[1] for c in columns)
     rows: list[list[bytes]] = [[], [], []]
     for i, (column, colour) in enumerate(zip(columns, tints, strict=True)):
-        z, live = column.test.z, np.flatnonzero(metrics.live(column.test.z, eps=EPS))
+        z = column.test.z
         rows[0].append(histogram(metrics.active_per_sample(z, eps=EPS), top=top, colour=colour, width=width))
         rows[1].append(
             curves(
@@ -424,7 +438,7 @@ def overview(columns: Sequence[Column], *, seed: int = 0, width: int = 440, show
                 ylabel="expected activation",
             )
         )
-        chosen = np.sort(np.random.default_rng(seed).choice(live, min(shown, len(live)), replace=False))
+        chosen = draw_live(column, shown, seed)
         rows[2].append(correlation_matrix(metrics.correlation(z, features=chosen, eps=EPS), chosen, width=width))
     titles = [f"{c.title}: {c.subtitle}" for c in columns]
     return _sheet(titles, tints, rows, width=width)

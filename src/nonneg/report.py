@@ -56,21 +56,6 @@ class View:
     width: int  # of its panels, in CSS pixels
 
     @cached_property
-    def activation(self) -> np.ndarray:
-        """D, expected |activation| on the training features."""
-        return metrics.expected_activation(self.column.train.z, absolute=True)
-
-    @cached_property
-    def order(self) -> np.ndarray:
-        """All D features, the most used first."""
-        return np.argsort(-self.activation, kind="stable")
-
-    @cached_property
-    def live(self) -> np.ndarray:
-        """The features that fire on some test image, the most used first."""
-        return self.order[metrics.live(self.column.test.z, eps=EPS)[self.order]]
-
-    @cached_property
     def consistency(self) -> np.ndarray:
         """Class consistency of the live features, the largest first; empty without labels."""
         if self.column.test.labels is None:
@@ -172,7 +157,7 @@ def top_features(views: list[View], seed: int) -> Section:  # noqa: ARG001 (ever
         "largest expected activation. A row of one kind of image means that the feature has one meaning; a mixed row "
         f"means that it has none the eye can find. Beside it: {beside}, and the share of all test images on which it "
         "is on." + _stable_note(views) + _signed_note(views),
-        [strips(v, v.live[:ROWS]) for v in views],
+        [strips(v, v.column.live[:ROWS]) for v in views],
     )
 
 
@@ -183,7 +168,7 @@ def random_features(views: list[View], seed: int) -> Section:
         "Features drawn at random",
         f"The same for live features drawn at random (seed {seed}), so that nothing here is picked by hand."
         + _signed_note(views),
-        [strips(v, draw(v.live, ROWS, seed)) for v in views],
+        [strips(v, figures.draw_live(v.column, ROWS, seed)) for v in views],
     )
 
 
@@ -222,11 +207,12 @@ def activations(views: list[View], seed: int) -> Section:
     """A heat map of some test images over all features."""
     panels = []
     for v in views:
-        test, shown = v.column.test, v.order[:WIDEST]
+        test, order = v.column.test, v.column.order
+        shown = order[:WIDEST]
         rows = figures.sample_rows(test.labels, SAMPLES, total=figures.shape(test)[0], seed=seed)
         names = None if test.labels is None else [figures.class_name(v.column, int(y)) for y in test.labels[rows]]
-        every = len(shown) == len(v.order)
-        xlabel = "features, most used first" if every else f"the {WIDEST} most used of {len(v.order)} features"
+        every = len(shown) == len(order)
+        xlabel = "features, most used first" if every else f"the {WIDEST} most used of {len(order)} features"
         values = figures.scaled_rows(v.column, rows, shown)
         picture = figures.activation_matrix(values, names, width=v.width, xlabel=xlabel)
         zeros = figures.percent(metrics.sparsity(test.z[rows], eps=EPS))
@@ -304,7 +290,7 @@ def correlation(views: list[View], seed: int) -> Section:
     """Cosines between some live features."""
     panels = []
     for v in views:
-        chosen = draw(v.live, CORRELATED, seed)
+        chosen = figures.draw_live(v.column, CORRELATED, seed)
         if not len(chosen):
             panels.append(Panel("No live feature."))
             continue
@@ -325,7 +311,7 @@ def correlation(views: list[View], seed: int) -> Section:
 
 def expected_activation(views: list[View], seed: int) -> Section:  # noqa: ARG001
     """How much each feature is used, sorted."""
-    sorted_ = [v.activation[v.order] for v in views]
+    sorted_ = [v.column.activation[v.column.order] for v in views]
     panels = []
     for v, mine in zip(views, sorted_, strict=True):
         picture = figures.curves(
@@ -345,7 +331,7 @@ def expected_activation(views: list[View], seed: int) -> Section:  # noqa: ARG00
         "usage",
         "Expected activation",
         "How much each feature is used: its mean activation over the training images, each image scaled to length 1"
-        + (" (absolute values where features are signed)" if _signed(views) else "")
+        + (" (absolute values where features are signed)" if any_signed(views) else "")
         + ". A steep curve means that few features do most of the work and the rest can be dropped."
         + _ghost_note(views),
         panels,
@@ -507,11 +493,6 @@ def _print(value: float | None, kind: str) -> str:
     return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3f}"
 
 
-def draw(live: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """Up to n live features at random, in ascending order."""
-    return np.sort(np.random.default_rng(seed).choice(np.sort(live), min(n, len(live)), replace=False))
-
-
 def _count(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
@@ -520,12 +501,14 @@ def _labelled(views: list[View]) -> bool:
     return any(v.column.test.labels is not None for v in views)
 
 
-def _signed(views: list[View]) -> bool:
+def any_signed(views: list[View]) -> bool:
     return any(figures.signed(v.column) for v in views)
 
 
 def _signed_note(views: list[View]) -> str:
-    return " Signed features are ranked by absolute value; a blue line marks a negative one." if _signed(views) else ""
+    return (
+        " Signed features are ranked by absolute value; a blue line marks a negative one." if any_signed(views) else ""
+    )
 
 
 def _stable_note(views: list[View]) -> str:

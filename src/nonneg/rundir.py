@@ -34,22 +34,18 @@ OURS = (
     PREVIOUS,
 )
 KINDS: dict[str, type[Run] | type[ClassifierRun]] = {"encoder": Run, "classifier": ClassifierRun}
-FREE = (
-    "device",
-    "data_root",
-    "captions",
-    "checkpoint_seconds",
-    "tensorboard",
-    "strict",
-)  # may differ when a run is resumed
-
-
+FREE = ("device", "data_root", "captions", "checkpoint_seconds", "tensorboard", "strict")  # may differ on a resume
 LOCK = ".lock"
+
+
+def quoted(folder: Path) -> str:
+    """A folder as it is typed in a command."""
+    return shlex.quote(str(folder))
 
 
 def resume_words(run: Training, folder: Path) -> str:
     """What to type to go on with the run of a folder."""
-    return f"nonneg {run.verb} {run.to_json()['data']} --out {shlex.quote(str(folder))} --resume"
+    return f"nonneg {run.verb} {run.to_json()['data']} --out {quoted(folder)} --resume"
 
 
 @contextmanager

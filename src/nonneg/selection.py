@@ -17,7 +17,8 @@ from scipy import sparse
 
 from nonneg import files, metrics
 from nonneg.errors import BadInput, unknown
-from nonneg.metrics.sparsity import Matrix, as_csr
+from nonneg.metrics.correlation import gram
+from nonneg.metrics.sparsity import Matrix, as_csr, unit_rows
 
 BUDGETS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # bytes per vector
 REDUCTIONS = ("features", "pca", "projection", "activations")
@@ -380,11 +381,7 @@ def _reduced(z_train: Matrix, z_test: Matrix, reduction: str, rng: np.random.Gen
 
 def _principal_axes(z: Matrix) -> np.ndarray:
     """Eigenvectors of sum_n z_n z_n^T / |z_n|^2, largest eigenvalue first: D x D."""
-    z = z.astype(np.float64)
-    length = np.sqrt(np.asarray((z * z).sum(axis=1)).ravel())
-    z.data /= np.repeat(np.where(length > 0, length, 1), np.diff(z.indptr))
-    gram = sum(b.T @ b for b in (z[i : i + 4096].toarray() for i in range(0, z.shape[0], 4096)))
-    return np.linalg.eigh(gram)[1][:, ::-1]
+    return np.linalg.eigh(gram(unit_rows(z)))[1][:, ::-1]
 
 
 def _levels(bits: int, signed: bool) -> int:

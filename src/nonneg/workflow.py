@@ -125,9 +125,7 @@ def column(folder: Path, title: str, data_root: Path | None = None) -> Column:
     measured = evaluate.measured_of(folder, data_root)
     train_data, test_data = run.load("train"), run.load("test")
     about, test = run.to_json(), embedding.embed(folder, test_data, "test", run)
-    if len(test.ids) < len(test_data):  # images that could be opened but not decoded have no features
-        place = {name: i for i, name in enumerate(test_data.ids)}
-        test_data = test_data.subset([place[name] for name in test.ids])
+    test_data = test_data.named(test.ids)  # images that could be opened but not decoded have no features
     return Column(
         title=title,
         subtitle=f"{about['data']}, map {about['map']}",
@@ -163,7 +161,7 @@ def demo(folder: Path, *, seed: int, epochs: int | None, overwrite: bool) -> dic
                 replace(run, map=map), folder / name, data=data, overwrite=overwrite, label=f"training {name.upper()}"
             )
         except Interrupted:
-            again = f"nonneg demo --out {folder} --overwrite"
+            again = f"nonneg demo --out {rundir.quoted(folder)} --overwrite"
             raise Interrupted(f"the demo was stopped; it is short, so start it again with: {again}") from None
         out[name] = values(evaluate.evaluate(folder / name).measured)
         columns.append(column(folder / name, name.upper()))

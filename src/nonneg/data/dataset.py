@@ -101,6 +101,15 @@ class Dataset:
             lengths=self.lengths and [self.lengths[i] for i in which],
         )
 
+    def places(self, ids: Sequence[str]) -> list[int]:
+        """Where the images of these ids are: what has features may lack images that could not be read."""
+        place = {name: i for i, name in enumerate(self.ids)}
+        return [place[name] for name in ids]
+
+    def named(self, ids: Sequence[str]) -> "Dataset":
+        """The images of these ids, in that order."""
+        return self if ids == self.ids else self.subset(self.places(ids))
+
 
 def check_images(name: str, images: Tensor | Files) -> None:
     if images.dtype != torch.uint8:

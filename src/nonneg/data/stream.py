@@ -195,7 +195,7 @@ def replace_unreadable(x: Tensor, bad: dict[int, str]) -> None:
     """Put in the place of each unreadable row the next readable one of the batch (after the last comes the first)."""
     if len(bad) == len(x):
         raise BadInput(f"none of the {len(x)} images of a batch can be read, the first: {bad[0]}; is the disk there?")
-    for row in sorted(bad, reverse=True):
+    for row in bad:
         after = row
         while after in bad:
             after = (after + 1) % len(x)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nonneg.metrics.sparsity import Matrix, as_csr
+from nonneg.metrics.sparsity import Matrix, as_csr, unit_rows
 
 
 def expected_activation(z: Matrix, *, absolute: bool = False) -> np.ndarray:
@@ -13,9 +13,5 @@ def expected_activation(z: Matrix, *, absolute: bool = False) -> np.ndarray:
     z = as_csr(z)
     if not z.shape[0]:
         return np.full(z.shape[1], np.nan)
-    values = z.data.astype(np.float64)
-    sample = np.repeat(np.arange(z.shape[0]), np.diff(z.indptr))
-    norm = np.sqrt(np.bincount(sample, weights=values**2, minlength=z.shape[0]))
-    norm[norm == 0] = 1
-    unit = (np.abs(values) if absolute else values) / norm[sample]
-    return np.bincount(z.indices, weights=unit, minlength=z.shape[1]) / z.shape[0]
+    unit = unit_rows(z).data
+    return np.bincount(z.indices, weights=np.abs(unit) if absolute else unit, minlength=z.shape[1]) / z.shape[0]

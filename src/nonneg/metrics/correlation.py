@@ -17,7 +17,7 @@ def correlation(z: Matrix, *, features: Sequence[int] | np.ndarray | None = None
     chosen = np.flatnonzero(live(z, eps=eps)) if features is None else np.asarray(features, dtype=np.int64)
     if chosen.size and not (chosen.min() >= 0 and chosen.max() < z.shape[1]):
         raise BadInput(f"there are {z.shape[1]} features: choose from 0 to {z.shape[1] - 1}")
-    dot = _gram(z[:, chosen])
+    dot = gram(z[:, chosen])
     norm = np.sqrt(dot.diagonal())
     norm = np.where(norm > 0, norm, np.nan)
     return np.clip(dot / norm[:, None] / norm[None, :], -1, 1)
@@ -39,14 +39,14 @@ def effective_rank(z: Matrix) -> float:
     z = as_csr(z)
     if z.shape[0] < z.shape[1]:
         z = z.T.tocsr()  # the same singular values from the smaller Gram matrix
-    squared = np.linalg.eigvalsh(_gram(z))
+    squared = np.linalg.eigvalsh(gram(z))
     floor = squared.max(initial=0) * max(z.shape) * np.finfo(np.float64).eps
     s = np.sqrt(squared[squared > floor])
     p = s / s.sum()
     return float(np.exp(-(p * np.log(p)).sum())) if len(s) else float("nan")
 
 
-def _gram(z: Matrix) -> np.ndarray:
+def gram(z: Matrix) -> np.ndarray:
     """z^T z in float64: D x D."""
     z = z.astype(np.float64)
     if z.nnz < 0.05 * z.shape[0] * z.shape[1]:

@@ -12,8 +12,8 @@ import numpy as np
 from scipy import sparse
 
 from nonneg.errors import BadInput
-from nonneg.metrics.correlation import _gram
-from nonneg.metrics.sparsity import Matrix, as_csr
+from nonneg.metrics.correlation import gram
+from nonneg.metrics.sparsity import Matrix, as_csr, unit_rows
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def least_squares_head(z: Matrix, head: np.ndarray) -> np.ndarray:
     Directions that the features do not use get no weight.
     """
     z = as_csr(z)
-    return np.linalg.pinv(_gram(z) / z.shape[0], rcond=1e-9, hermitian=True) @ head
+    return np.linalg.pinv(gram(z) / z.shape[0], rcond=1e-9, hermitian=True) @ head
 
 
 def on_scale(z: Matrix, train: Matrix) -> Matrix:
@@ -77,10 +77,10 @@ def on_scale(z: Matrix, train: Matrix) -> Matrix:
 
     A loss of cosines leaves the length of features open. This is a convention to read them by, not a theorem.
     """
-    length = np.linalg.norm(_mean(_unit_rows(_non_negative(train))))
+    length = np.linalg.norm(_mean(unit_rows(_non_negative(train))))
     if not length > 0:
         raise BadInput("every training feature is zero: there is nothing to read as a probability")
-    return sparse.csr_array(_unit_rows(_non_negative(z)) / length)
+    return sparse.csr_array(unit_rows(_non_negative(z)) / length)
 
 
 def calibration(probability: np.ndarray, labels: np.ndarray, *, bins: int = 10) -> Calibration:
@@ -103,12 +103,6 @@ def _mean(z: Matrix) -> np.ndarray:
     if not z.shape[0]:
         raise BadInput("there are no samples: a probability is a mean over some")
     return np.asarray(z.astype(np.float64).mean(axis=0)).ravel()
-
-
-def _unit_rows(z: Matrix) -> Matrix:
-    z = z.astype(np.float64)
-    length = np.sqrt(np.asarray(z.multiply(z).sum(axis=1)).ravel())
-    return sparse.csr_array(sparse.diags_array(1 / np.where(length > 0, length, 1)) @ z)
 
 
 def _non_negative(z: Matrix) -> Matrix:

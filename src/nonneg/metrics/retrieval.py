@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nonneg.errors import BadInput, unknown
 from nonneg.metrics.consistency import _class_index, tie_order
-from nonneg.metrics.sparsity import Matrix, as_csr
+from nonneg.metrics.sparsity import Matrix, as_csr, rows_at_most_one
 
 NORMALISERS = ("hits", "min", "relevant")
 CHUNK = 2**20  # cosines held at once: what stays in a cache
@@ -122,7 +122,7 @@ def _sweep(
     z = as_csr(z)
     n = z.shape[0]
     _check_sweep(z, order, sizes, k=k)
-    z = _rows_at_most_one(z)[:, order[: sizes[-1]]]
+    z = rows_at_most_one(z)[:, order[: sizes[-1]]]
     ends = list(zip([0, *sizes[:-1]], sizes, strict=True))
     products = [_product(z[:, start:end], device) for start, end in ends]
     inverse = [torch.as_tensor(_inverse_norm(z[:, :s]), device=device) for s in sizes]
@@ -247,15 +247,6 @@ def _means(levels: np.ndarray, relevant: np.ndarray, k: int, normaliser: str) ->
         "queries": int(some.sum()),
         "left_out": int((~some).sum()),
     }
-
-
-def _rows_at_most_one(z: Matrix) -> Matrix:
-    """Rows divided by their largest |z|, in float64: cosines stay, and squares of small numbers do not vanish."""
-    z = z.astype(np.float64)
-    largest = abs(z).max(axis=1).toarray().ravel() if z.nnz else np.zeros(z.shape[0])
-    largest[largest == 0] = 1
-    z.data /= np.repeat(largest, np.diff(z.indptr))
-    return z
 
 
 def _inverse_norm(z: Matrix) -> np.ndarray:

@@ -72,11 +72,18 @@ def as_csr(z: Matrix) -> Matrix:
 
 def unit_rows(z: Matrix) -> Matrix:
     """Rows divided by their length, in float64; rows of zeros stay zero."""
+    z = rows_at_most_one(z)
+    sample = np.repeat(np.arange(z.shape[0]), np.diff(z.indptr))
+    length = np.sqrt(np.bincount(sample, weights=z.data**2, minlength=z.shape[0]))
+    z.data /= np.where(length > 0, length, 1)[sample]
+    return z
+
+
+def rows_at_most_one(z: Matrix) -> Matrix:
+    """Rows divided by their largest |z|, in float64: cosines stay, and no square vanishes or overflows."""
     z = as_csr(z).astype(np.float64)
     sample = np.repeat(np.arange(z.shape[0]), np.diff(z.indptr))
     largest = np.zeros(z.shape[0])
     np.maximum.at(largest, sample, np.abs(z.data))
-    z.data /= np.where(largest > 0, largest, 1)[sample]  # first, so that no square vanishes or overflows
-    length = np.sqrt(np.bincount(sample, weights=z.data**2, minlength=z.shape[0]))
-    z.data /= np.where(length > 0, length, 1)[sample]
+    z.data /= np.where(largest > 0, largest, 1)[sample]
     return z

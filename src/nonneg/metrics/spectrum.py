@@ -7,7 +7,7 @@ import numpy as np
 
 from nonneg.errors import BadInput
 from nonneg.metrics.activation import expected_activation
-from nonneg.metrics.correlation import _gram
+from nonneg.metrics.correlation import gram
 from nonneg.metrics.sparsity import Matrix, as_csr
 
 
@@ -21,7 +21,7 @@ def eigenvalues(z: Matrix, *, normalise: bool = False) -> np.ndarray:
     _check_size(n, d)
     small = z.T.tocsr() if n < d else z  # the same eigenvalues, but for zeros, from the smaller matrix
     found = np.zeros(d)
-    found[: min(n, d)] = np.linalg.eigvalsh(_gram(small))[::-1].clip(min=0) / n
+    found[: min(n, d)] = np.linalg.eigvalsh(gram(small))[::-1].clip(min=0) / n
     return _shares(found) if normalise else found
 
 

@@ -64,9 +64,7 @@ def extract(
     model = model.to(device).eval()
     made_of = data.fingerprint()
     images = features.extract(model.image, data.images, device=device, batch_size=batch_size)
-    if len(images.ids) < len(data):  # images on disk that cannot be read any more have no features
-        place = {name: i for i, name in enumerate(data.images.ids)}
-        data = data.subset([place[name] for name in images.ids])
+    data = data.named(images.ids)  # images on disk that cannot be read any more have no features
     read = [tokens.normalise(text) for text in data.captions]
     spelt = dict(zip(reversed(read), reversed(data.captions), strict=True))  # the first spelling of each
     number = {text: i for i, text in enumerate(dict.fromkeys(read))}

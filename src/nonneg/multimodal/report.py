@@ -18,6 +18,7 @@ from nonneg.canvas import INK, MUTED, dress, in_percent, one_panel, png_bytes
 from nonneg.errors import BadInput
 from nonneg.figures import EPS, Column
 from nonneg.metrics import Words
+from nonneg.metrics.sparsity import unit_rows
 from nonneg.multimodal import encoder
 from nonneg.multimodal.measure import KS, LEAST, PairFeatures, extract, measure
 from nonneg.multimodal.run import PairRun
@@ -75,10 +76,7 @@ def column(folder: Path, title: str, data_root: Path | None = None) -> PairColum
     device = run.torch_device()
     data = {split: run.load_pairs(split) for split in ("train", "test")}
     made = {split: extract(model, part, device=device) for split, part in data.items()}
-    about, test = run.to_json(), data["test"]
-    if len(made["test"].images.ids) < len(test):
-        place = {name: i for i, name in enumerate(test.images.ids)}
-        test = test.subset([place[name] for name in made["test"].images.ids])
+    about, test = run.to_json(), data["test"].named(made["test"].images.ids)
     measured = {k: {n: v for n, v in e.items() if n != "each"} for k, e in measure(made["test"]).items()}
     images = Column(
         title=title,
@@ -109,8 +107,7 @@ def finished(folder: Path, data_root: Path | None = None) -> tuple[PairRun, enco
         )
     run = replace(run, device="auto", data_root=data_root or run.data_root, captions=captions)
     if not (folder / "model.safetensors").exists():
-        again = f"nonneg {run.verb} {run.to_json()['data']} --out {folder} --resume"
-        raise BadInput(f"{folder} has no model yet; finish it with: {again}")
+        raise BadInput(f"{folder} has no model yet; finish it with: {rundir.resume_words(run, folder)}")
     return run, encoder.load(folder)
 
 
@@ -146,7 +143,7 @@ def said_features(columns: Sequence[PairColumn], views: list[View], seed: int) -
         "texts agree most (the cosine over pairs): features that belong to one kind alone have no such cosine and are "
         "among those drawn at random."
         + " Where features are signed, − marks a word that switches it negative."
-        * _signed(views),
+        * report.any_signed(views),
         [c.strips(v, c.agreed(report.ROWS)) for c, v in zip(columns, views, strict=True)],
     )
 
@@ -157,7 +154,7 @@ def random_features(columns: Sequence[PairColumn], views: list[View], seed: int)
         "random",
         "Features drawn at random",
         f"The same for live features drawn at random (seed {seed}), so that nothing here is picked by hand.",
-        [c.strips(v, report.draw(v.live, report.ROWS, seed)) for c, v in zip(columns, views, strict=True)],
+        [c.strips(v, figures.draw_live(c.column, report.ROWS, seed)) for c, v in zip(columns, views, strict=True)],
     )
 
 
@@ -186,12 +183,8 @@ def asked(columns: Sequence[PairColumn], views: list[View], seed: int) -> Sectio
 
 def nearest(test: PairFeatures, texts: np.ndarray, k: int) -> list[np.ndarray]:
     """The k images of largest cosine to each of the texts, nearest first."""
-    a, b = (z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-30) for z in _dense(test, texts))
+    a, b = (unit_rows(z).toarray() for z in (test.images.z, test.texts.z[texts]))
     return [np.argsort(-row, kind="stable")[:k] for row in b @ a.T]
-
-
-def _dense(test: PairFeatures, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return test.images.z.toarray().astype(np.float64), test.texts.z[texts].toarray().astype(np.float64)
 
 
 def _row(column: Column, images: np.ndarray, marked: Sequence[bool]) -> Image.Image:
@@ -226,13 +219,9 @@ def balance(columns: Sequence[PairColumn], views: list[View], seed: int) -> Sect
         "E z_image / (E z_image + E z_text) of each live feature, on test images and distinct test texts, rows at "
         "length 1. Features in the middle speak of what image and text share; those at the ends tell the two kinds "
         "apart, which no pair needs."
-        + (" Signed features are taken by their absolute values." if _signed(views) else ""),
+        + (" Signed features are taken by their absolute values." if report.any_signed(views) else ""),
         panels,
     )
-
-
-def _signed(views: list[View]) -> bool:
-    return any(figures.signed(v.column) for v in views)
 
 
 def live_balance(c: PairColumn) -> np.ndarray:
@@ -259,23 +248,15 @@ def _ends(axes: Axes) -> None:
         text.set(ha=side)
 
 
-def active_in_texts(columns: Sequence[PairColumn], views: list[View], seed: int) -> Section:  # noqa: ARG001
+def active_in_texts(columns: Sequence[PairColumn], views: list[View], seed: int) -> Section:
     """How many features fire on an image, and on a text."""
-    panels, top = [], max(figures.shape(c.test.images)[1] for c in columns)
-    for c, v in zip(columns, views, strict=True):
-        counts = [metrics.active_per_sample(f.z, eps=EPS) for f in (c.test.images, c.test.texts)]
-        picture = figures.histogram(counts[0], top=top, colour=v.colour, width=v.width)
-        note = (
-            f"On average {counts[0].mean():.1f} of {top} features fire on an image, {counts[1].mean():.1f} on a text."
-        )
-        panels.append(Panel(note, report.uri(picture), "Histogram of active features per image"))
-    return Section(
-        "active",
-        "Sparsity: active features per image",
-        f"A feature is active where |z| ≥ {EPS:.5f}. The further left the bars, the fewer features it takes to "
-        "describe an image.",
-        panels,
-    )
+    section, panels = report.active(views, seed), []
+    for c, panel in zip(columns, section.panels, strict=True):
+        images, texts = (metrics.active_per_sample(f.z, eps=EPS).mean() for f in (c.test.images, c.test.texts))
+        _, d = figures.shape(c.test.images)
+        note = f"On average {images:.1f} of {d} features fire on an image, {texts:.1f} on a text."
+        panels.append(replace(panel, note=note))
+    return replace(section, panels=panels)
 
 
 def picture(columns: Sequence[PairColumn], *, rows: int = 6, images: int = 7) -> bytes:

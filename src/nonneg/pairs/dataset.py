@@ -71,6 +71,10 @@ class Pairs:
         captions = [text for i in chosen for text in self.captions[first[i] : first[i] + counts[i]]]
         return Pairs(images, captions, self.counts[torch.as_tensor(chosen)])
 
+    def named(self, ids: Sequence[str]) -> "Pairs":
+        """The images of these ids, in that order, with all their captions."""
+        return self if ids == self.images.ids else self.subset(self.images.places(ids))
+
 
 def paired(images: Dataset, captions: Sequence[Sequence[str]]) -> Pairs:
     """Images and the captions of each, in the same order."""
