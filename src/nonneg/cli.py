@@ -198,6 +198,7 @@ def _data_first(args: list[str], verb: str, recipes: Iterable[str]) -> tuple[str
     """The data set that a training verb names first, and its flags."""
     known = list(recipes)
     if not args or args[0] in ("-h", "--help"):
+        print(f"nonneg {verb} DATA, where DATA is one of {', '.join(known)}; what follows is for digits.\n")
         return "digits", ["--help"]
     if args[0].startswith("-"):
         raise BadInput(f"name a data set first ({', '.join(known)}), as in: nonneg {verb} digits --epochs 20")
