@@ -354,6 +354,8 @@ def test_from_a_folder_to_a_report(
     cli.main(["report", str(run)])
     page = (run / "report.html").read_text(encoding="utf-8")
     assert page.count('class="words"') >= 1 and 'class="balance"' in page and "Asked in words" in page
+    texts = re.findall(r'<p class="text"><b title="([^"]+)">', page)
+    assert 1 <= len(texts) <= 8 and ".strip .text { white-space: normal; }" in page  # to be read whole, not cut
     assert "square" in page and "no image of that id" in page and 'src="http' not in page
     capsys.readouterr()
     cli.main(["features", str(run), "--json"])

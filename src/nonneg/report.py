@@ -80,6 +80,7 @@ class Strip:
     ids: str
     words: tuple[tuple[str, float], ...] = ()  # that switch it on, where there are texts, and how much of the largest
     balance: float | None = None  # 1 where only images switch it on, 0 where only texts do
+    is_text: bool = False  # the name is a caption, which takes several lines
 
 
 @dataclass(frozen=True)

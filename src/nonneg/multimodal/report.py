@@ -170,7 +170,7 @@ def asked(columns: Sequence[PairColumn], views: list[View], seed: int) -> Sectio
             picture = figures.png(_row(c.column, found, hits))
             names = ", ".join(c.test.images.ids[i] for i in found)
             said = f"{sum(hits)} of {len(found)} are its images"
-            strips.append(Strip(report.uri(picture), c.test.texts.ids[t], "", said, names))
+            strips.append(Strip(report.uri(picture), c.test.texts.ids[t], "", said, names, is_text=True))
         panels.append(Panel("", strips=strips))
     return Section(
         "asked",
