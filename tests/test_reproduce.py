@@ -1072,8 +1072,10 @@ def test_a_tree_that_is_not_imagenets_is_refused(photos: Path, tmp_path: Path) -
         imagenet100.prepare(photos, tmp_path / "data", tmp_path / "none.txt")
     with pytest.raises(BadInput, match="must hold train/ and val/"):
         imagenet100.prepare(photos / "train", tmp_path / "data", None)
-    with pytest.raises(BadInput, match="--data-root is None"):
+    with pytest.raises(BadInput, match="is not downloaded; pass --data-root"):
         go(tmp_path, None, "imagenet100")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="nowhere is no folder"):
+        imagenet100.prepare(tmp_path / "nowhere", tmp_path / "data", None)
 
 
 def test_the_measures_of_every_table_have_a_text() -> None:

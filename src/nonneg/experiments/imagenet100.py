@@ -61,8 +61,10 @@ PROBE = partial(
 
 def prepare(data_root: Path | None, work: Path, classes: Path | None) -> Found:
     """A tree of links to the chosen classes: train/ and test/, and a test/ for each group of each shifted set."""
-    if data_root is None or not Path(data_root).is_dir():
-        raise BadInput(f"imagenet100: --data-root is {data_root}; name a folder that holds train/ and val/")
+    if data_root is None:
+        raise BadInput("imagenet100 is not downloaded; pass --data-root, a folder that holds train/ and val/")
+    if not Path(data_root).is_dir():
+        raise BadInput(f"imagenet100: --data-root {data_root} is no folder; name one that holds train/ and val/")
     found = _below(Path(data_root))
     if "train" not in found or not ({"val", "test"} & found.keys()):
         raise BadInput(f"imagenet100: {data_root} must hold train/ and val/, each with one folder a class")
