@@ -19,5 +19,5 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> BadInput:
     """The error for a name that does not exist, with the nearest one that does."""
     options = sorted(options)
     near = difflib.get_close_matches(name, options, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return BadInput(f"unknown {kind} {name!r}: {hint}(one of {listed(options, MOST_SHOWN)})")
+    known = f"one of {listed(options, MOST_SHOWN)}"
+    return BadInput(f"unknown {kind} {name!r}: " + (f"did you mean {near[0]!r}? ({known})" if near else f"give {known}"))
