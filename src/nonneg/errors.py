@@ -20,4 +20,5 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> BadInput:
     options = sorted(options)
     near = difflib.get_close_matches(name, options, n=1, cutoff=0.4)
     known = f"one of {listed(options, MOST_SHOWN)}"
-    return BadInput(f"unknown {kind} {name!r}: " + (f"did you mean {near[0]!r}? ({known})" if near else f"give {known}"))
+    hint = f"did you mean {near[0]!r}? ({known})" if near else f"give {known}"
+    return BadInput(f"unknown {kind} {name!r}: {hint}")
