@@ -1,6 +1,6 @@
 """What the authors' probe does otherwise: how much of a linear probe's accuracy that takes, the encoder being the same.
 
-Claim to be tested: on CIFAR-100 our probe is 1.5 to 2.1 points above the paper's, while fine-tuning and CIFAR-10 agree.
+Claim to be tested: on CIFAR-100 our probe is 1.7 to 2.2 points above the paper's, while fine-tuning and CIFAR-10 agree.
 Three things in the authors' code hit a frozen encoder and not one that is fine-tuned. Their probes normalise
 CIFAR-100's images by CIFAR-10's mean and deviation, the pretraining by CIFAR-100's own; some of their features are
 taken in training mode, each batch normalised by its own statistics; and their training logs the accuracy of a
@@ -8,6 +8,8 @@ classifier that learns along with the encoder, from the same hard views, at a ra
 one, a head trained on such views should be about two points worse than one trained on crops and flips, on CIFAR-100 and
 not on CIFAR-10.
 Cost: on one CPU core two or three minutes a run, and for the heads of a narrow net's 15 epochs some ten more.
+Outcome, of one narrow net on each set: normalisation takes nothing, training mode 0.3 points on CIFAR-100 and 1.4 on
+CIFAR-10, the hard views 2.7 and 1.1. So of the three only the last goes the way of the gap.
 Run: nonneg reproduce protocol --data-root DIR
 """
 
