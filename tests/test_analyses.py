@@ -292,6 +292,9 @@ def test_protocol_is_the_same_encoder_fed_and_read_as_the_authors_do(place: Path
         return finetune.probe(model.eval(), *data, epochs=2, seed=1, **how)["h"].accuracy  # type: ignore[arg-type]
 
     assert found["crops"] == pytest.approx(head(), abs=1e-6)  # two epochs, like its encoder
+    alone = head(augmentation=augment.simclr)
+    assert found["views_alone"] == pytest.approx(alone, abs=1e-6)
+    assert found["views_alone_lost"] == pytest.approx(found["crops"] - alone, abs=2e-6)
     hard = head(augmentation=augment.simclr, lr=0.1, weight_decay=0.0)
     assert found["views"] == pytest.approx(hard, abs=1e-6)
     assert found["views_lost"] == pytest.approx(found["crops"] - hard, abs=2e-6)

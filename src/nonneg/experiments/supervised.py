@@ -7,7 +7,8 @@ Cost: digits, one seed, some five minutes on one CPU core, half of it --only dig
 estimated: from scratch 16 searches of 20 epochs and 4 runs of 100, 20 minutes; fine-tuned 16 and 4 of 50, 16 minutes.
 A narrow net on CIFAR-100, one CPU core: from scratch 16 searches of 4 epochs and 4 runs of 15, an hour and a half
 (--only narrow-scratch); fine-tuned 16 of 4 and 4 of 8, an hour and a quarter.
-Outcome: neither on digits nor with the narrow net is NCE ahead or faster by more than seeds differ.
+Outcome: on digits (3 seeds) NCE is neither ahead nor faster by more than seeds differ; with the narrow net it is a
+point ahead in one of four, of one seed.
 Run: nonneg reproduce supervised --only digits
 
 First the search: for each method several learning rates, a few epochs, a fifth of the training images held out; no test
