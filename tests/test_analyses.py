@@ -392,9 +392,11 @@ def test_figures_are_drawn_from_the_lines_that_are_committed(name: str) -> None:
 
 def test_every_seed_has_its_bars_in_the_figure_of_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     room = importlib.import_module("nonneg.analyses.protocol")
-    monkeypatch.setattr(room.charts, "ways", lambda shown, _: shown)
-    measured = {f"cifar100-cl-s{seed}": {"measures": seed} for seed in range(2)}
-    assert room.draw(measured) == {"CL, cifar100, seed 0": 0, "CL, cifar100, seed 1": 1}
+    monkeypatch.setattr(room.charts, "ways", lambda shown, ways: (shown, list(ways)))
+    measured = {f"cifar100-cl-s{seed}": {"measures": {"ours": seed}} for seed in range(2)}
+    shown, ways = room.draw(measured)
+    assert shown == {"CL, cifar100, seed 0": {"ours": 0}, "CL, cifar100, seed 1": {"ours": 1}}
+    assert ways == ["ours"]  # what no line holds is not in the legend
 
 
 def test_a_way_that_was_not_asked_of_a_run_has_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,8 +38,8 @@ WAYS = {
     "cifar10": "the same, normalised by CIFAR-10's",
     "batch": "the same, batch norm in training mode",
     "crops": "the paper's head, on crops and flips",
-    "views_alone": "the same head, on the views of pretraining",
-    "views": "on these views, at pretraining's rate",
+    "views_alone": "a head on the views of pretraining",
+    "views": "on pretraining's views, at its rate",
 }
 
 
@@ -101,7 +101,8 @@ def draw(lines: Mapping[str, Line]) -> bytes | None:
     """The accuracy of each way, a group of bars for each run."""
     called = {f"{of}-{k}": f"{text}, {of}" for of in ANALYSIS.of for k, text in experiments.find(of).methods.items()}
     shown = {f"{called[method_of(k)]}, seed {k.rpartition('-s')[2]}": line["measures"] for k, line in lines.items()}
-    return charts.ways(shown, WAYS) if lines else None
+    asked = {way: text for way, text in WAYS.items() if any(way in numbers for numbers in shown.values())}
+    return charts.ways(shown, asked) if lines else None
 
 
 ANALYSIS = Analysis(
