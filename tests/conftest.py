@@ -7,11 +7,14 @@ os.environ["OMP_NUM_THREADS"] = "1"  # for processes the tests start
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from nonneg import cli, progress
+from nonneg import augment, cli, progress
 from nonneg.data import stream
 
 torch.set_num_threads(1)
@@ -48,3 +51,42 @@ def decoded_here(monkeypatch: pytest.MonkeyPatch) -> None:
         yield SimpleNamespace(fill=stream.decode_into)
 
     monkeypatch.setattr(stream, "Decoders", decoders)
+
+
+class NoWaiting(TorchDispatchMode):
+    """Raises where a GPU would have to be waited for: a value is asked for, or the size of a result depends on one.
+
+    Also where a tensor is made of Python's numbers, which would be copied to the device first.
+    """
+
+    WAITS = (
+        "_local_scalar_dense", "equal", "lift_fresh", "masked_select", "nonzero", "repeat_interleave.Tensor",
+        "unique_consecutive", "unique_dim", "_unique", "_unique2",
+    )  # fmt: skip
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func).removeprefix("aten.")
+        waits = name in self.WAITS or name.partition(".")[0] in self.WAITS
+        if name.startswith("index"):
+            chosen = [i for arg in args if isinstance(arg, list | tuple) for i in arg if isinstance(i, Tensor)]
+            waits |= any(i.dtype == torch.bool for i in chosen)
+        assert not waits, f"{name} would wait for the device"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """`with no_waiting(): step()` fails where the step would wait for a GPU; augmentation takes the way of a GPU."""
+
+    @contextmanager
+    def watch() -> Iterator[None]:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise AssertionError("a tensor's values are taken to Python: that would wait for the device")
+
+        with monkeypatch.context() as patch, NoWaiting():
+            for reading in ("tolist", "numpy", "cpu", "__array__"):
+                patch.setattr(Tensor, reading, refuse)
+            patch.setattr(augment, "_select_rows", lambda _: False)  # on a CPU it asks how many rows are chosen
+            yield
+
+    return watch

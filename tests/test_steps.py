@@ -1,6 +1,7 @@
 """What a step takes: pairs of one class, labels for a loss that asks for them; the same from memory and from disk."""
 
 import collections
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,10 +11,25 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from nonneg import augment, backbones, cli, data, files, loop, losses, optim, progress, rundir, steps
+from nonneg import (
+    augment,
+    backbones,
+    cli,
+    data,
+    files,
+    finetune,
+    loop,
+    losses,
+    maps,
+    optim,
+    progress,
+    rundir,
+    steps,
+    supervised,
+)
 from nonneg.data import Dataset, stream
 from nonneg.errors import BadInput
-from nonneg.run import DIGITS
+from nonneg.run import CLASSIFIERS, DIGITS, Run
 from nonneg.train import fresh, train
 
 TINY = replace(
@@ -186,3 +202,80 @@ def test_the_command_line_takes_both(tmp_path: Path, capsys: pytest.CaptureFixtu
              "--positives", "class", "--out", str(tmp_path / "x"), *flags]
         )  # fmt: skip
     assert "has no labels, and --positives class needs them" in " ".join(capsys.readouterr().err.split())
+
+
+# Nothing waits for the device
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool((x > 0).all()),
+        lambda x: x.tolist(),
+        lambda x: x.numpy(),
+        lambda x: x[x > 0],
+        lambda x: x.masked_fill_(x > 0, 1).nonzero(),
+        lambda x: x.unique(),
+        lambda x: x + torch.tensor([1.0, 2.0]),
+        lambda x: torch.equal(x, x),
+        lambda x: torch.repeat_interleave(x, x.long()),
+        lambda x: x.__setitem__(x > 0, torch.ones(2)),
+    ],
+)
+def test_what_would_wait_is_found(wait: Callable[[Tensor], object], no_waiting: Callable) -> None:
+    with pytest.raises(AssertionError, match="wait for the device"), no_waiting():
+        wait(torch.ones(2))
+
+
+WAYS = [
+    replace(TINY, loss=loss, optimizer=optimizer, map=map, batch_norm=norm, positives=positives, augment=views)
+    for loss, optimizer, map, norm, positives, views in (
+        (losses.info_nce, optim.lars, maps.rep_relu, "joint", "views", augment.simclr),
+        (losses.spectral, optim.adamw, maps.relu, "per_view", "views", augment.gentle),
+        (partial(losses.spectral, l1=0.01, mu=1.0), optim.sgd, maps.identity, "joint", "class", augment.crop_flip),
+        (losses.supcon, optim.lars, maps.softplus, "joint", "views", augment.none),
+        (losses.info_nce, optim.lars, maps.sigmoid, "joint", "class", augment.simclr),
+        (losses.info_nce, optim.lars, maps.exp, "joint", "views", augment.simclr),
+    )
+]
+
+
+@pytest.mark.parametrize("run", WAYS, ids=lambda run: f"{run.to_json()['loss']} {run.to_json()['map']}")
+def test_a_step_with_two_views_never_waits_for_the_device(run: Run, digits: Dataset, no_waiting: Callable) -> None:
+    s = fresh(run, digits)
+    step = steps.two_views(run, s, 5)
+    with no_waiting():
+        for _ in range(2):  # the second finds the optimiser's moments
+            s.order.copy_(s.shuffle(generator=s.generator))
+            step()
+    assert s.step == 2 and s.totals[steps.STEPS] == 2
+
+
+@pytest.mark.parametrize("what", ["probe", "fine-tuning", "classifier"])
+def test_a_labelled_step_never_waits_for_the_device(
+    what: str, digits: Dataset, no_waiting: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    taken, labelled = [], steps.labelled
+
+    def watched(*args: object, **knobs: object) -> Callable[[], None]:
+        step = labelled(*args, **knobs)  # pyright: ignore[reportArgumentType]
+
+        def watched_step() -> None:
+            with no_waiting():
+                step()
+            taken.append(step)
+
+        return watched_step
+
+    monkeypatch.setattr(steps, "labelled", watched)
+    knobs = {"backbone": TINY.backbone, "batch_size": 40, "epochs": 1}
+    if what == "classifier":
+        run = replace(CLASSIFIERS["digits"], map=maps.relu, weight_map=maps.relu, projector=(16, 8), **knobs)
+        supervised.train_classifier(run, tmp_path / "a", data=(digits, digits))
+    else:
+        tune = what == "fine-tuning"
+        on = ("z",) if tune else ("h", "z")
+        model = fresh(TINY, digits).model
+        finetune.probe(model, digits, digits, on=on, tune=tune, epochs=1, batch_size=40)  # pyright: ignore[reportArgumentType]
+    assert len(taken) == 5

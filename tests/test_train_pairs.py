@@ -117,6 +117,16 @@ def test_a_step_is_the_equation(digits: Pairs, map, loss) -> None:
     assert s.totals[LOSS].item() == pytest.approx(value.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("loss", [losses.clip, losses.spectral])
+@pytest.mark.parametrize("text", [texts.bag, texts.transformer])
+def test_a_step_never_waits_for_the_device(digits: Pairs, loss, text, no_waiting: Callable) -> None:
+    s, _, step = made(replace(TINY, loss=loss, text=partial(text, width=16)), digits)
+    with no_waiting():
+        step()
+        step()
+    assert s.step == 2
+
+
 def test_each_image_is_paired_with_its_own_captions_each_as_often() -> None:
     """Images 0 to 7 with 1 to 8 captions: over many steps each image meets each of its own alike, and no other."""
     n = 8
