@@ -65,15 +65,13 @@ def in_training_mode(encoder: Encoder, data: Dataset, device: torch.device) -> T
     return h[order.argsort()]
 
 
-def heads(subject: Subject, train: Dataset, test: Dataset) -> dict[str, float]:
+def heads(encoder: Encoder, run: Run, train: Dataset, test: Dataset, *, device: torch.device) -> dict[str, float]:
     """Accuracy of a linear head on h, trained as the paper's probe, and as the authors' pretraining trains its own.
 
     Between them one on those views that is else the paper's probe.
     """
-    run = subject.run
-    assert isinstance(run, Run)
-    head = partial(finetune.probe, subject.model, train, test, epochs=min(HEAD_EPOCHS, run.epochs), seed=run.seed)
-    head = partial(head, device=subject.device, mode=run.mode, precision=run.precision)
+    head = partial(finetune.probe, encoder, train, test, epochs=min(HEAD_EPOCHS, run.epochs), seed=run.seed)
+    head = partial(head, device=device, mode=run.mode, precision=run.precision)
     on_views = partial(head, augmentation=run.augment)
     ways = {"crops": head, "views_alone": on_views, "views": partial(on_views, lr=0.1, weight_decay=0.0)}
     return {way: train_head()["h"].accuracy for way, train_head in ways.items()}
@@ -92,7 +90,8 @@ def ask(subjects: Sequence[Subject]) -> dict[str, Any]:
     y = [subject.features(split).labels for split in ("train", "test")]
     assert y[0] is not None and y[1] is not None
     found = {k: probes.linear_probe(a, y[0], b, y[1], device=subject.device).accuracy for k, (a, b) in h.items()}
-    found |= heads(subject, train, test)
+    assert isinstance(subject.run, Run)
+    found |= heads(subject.model, subject.run, train, test, device=subject.device)
     found |= {f"{k}_lost": found["ours"] - found[k] for k in ("cifar10", "batch")}
     return found | {f"{k}_lost": found["crops"] - found[k] for k in ("views_alone", "views")}
 
