@@ -2,7 +2,7 @@
 
 The framework under the authors' code trains such a classifier: linear, on h, from the two views that the encoder learns
 from, by the same optimiser at a quarter of its rate (0.1), without decay; no gradient of it reaches the encoder. What
-its accuracy is against that of a probe afterwards tells whether the paper's numbers can be such (docs/reproduce.md).
+its accuracy is against that of a probe afterwards tells whether the paper's numbers can be such (docs/differences.md).
 
     python experiments/online.py cifar100 --data-root DIR            # a narrow net, 50 epochs: 2 hours on a CPU core
     python experiments/online.py cifar100 --data-root DIR --whole    # the paper's net, 200 epochs: needs a GPU

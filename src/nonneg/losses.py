@@ -86,7 +86,7 @@ def spectral(z1: Tensor, z2: Tensor, *, l1: float = 0.0, normalise: bool = False
     The length of features has a meaning here (it estimates probabilities), so rows are normalised only if asked; for
     the same reason it wants AdamW (`run.recipe`): with LARS at info_nce's rates non-negative features collapse. `mu`
     cuts rows to the length sqrt(mu), as HaoChen et al.'s code does (1 on CIFAR-10, 10 on ImageNet): without it many of
-    the non-negative features die (docs/reproduce.md).
+    the non-negative features die (docs/scenarios.md).
     With z1 of images and z2 of their texts it is the paper's asymmetric loss, by which the two sides factorise
     P(image, text).
     """
