@@ -4,7 +4,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ import torch
 from PIL import Image
 from rich.table import Table
 
-from nonneg import cli, data, features, progress, tables, theory, workflow
+from nonneg import cli, data, features, losses, maps, progress, tables, theory, workflow
+from nonneg.multimodal import PAIR_RECIPES
+from nonneg.run import CLASSIFIERS, DIGITS
 
 SMALL = ["--backbone", "small_net:width=4", "--projector", "32", "16", "--epochs", "1", "--batch-size", "16"]
 
@@ -31,6 +34,20 @@ def photos(tmp_path: Path) -> Path:
     for i in range(6):
         (folder / f"broken{i}.jpg").write_bytes(b"\xff\xd8 not a picture")
     return folder
+
+
+def test_folders_are_named_by_what_sets_a_run_apart() -> None:
+    ways = {
+        "digits-rep_relu-s0": DIGITS,
+        "digits-identity-s3": replace(DIGITS, map=maps.identity, seed=3),
+        "digits-spectral-mu-10.0-rep_relu-s0": replace(DIGITS, loss=partial(losses.spectral, mu=10.0)),
+        "digits-class-rep_relu-s0": replace(DIGITS, positives="class"),
+    }
+    assert {name: cli._Into().folder(run) for name, run in ways.items()} == {n: Path("runs") / n for n in ways}
+    tuned = replace(CLASSIFIERS["digits"], pretrained=Path("runs/a"))
+    assert cli._Into().folder(tuned, "classifier") == Path("runs/digits-classifier-tuned-relu-s0")
+    assert cli._Into().folder(PAIR_RECIPES["digits"], "pairs") == Path("runs/digits-pairs-rep_relu-s0")
+    assert cli._Into(out=Path("x")).folder(DIGITS) == Path("x")
 
 
 def test_a_folder_of_unlabelled_photos_from_training_to_report(

@@ -329,3 +329,17 @@ def test_the_asymmetric_spectral_loss_is_matrix_factorisation() -> None:
     drawn = torch.multinomial(joint.flatten(), 40_000, replacement=True, generator=g)
     estimate = torch.stack([losses.spectral(f[part // 3], h[part % 3]) for part in drawn.split(400)]).mean()
     assert estimate.item() == pytest.approx(loss.item(), abs=0.02)
+
+
+def test_features_that_do_not_fit_are_refused_and_not_broadcast() -> None:
+    z1, z2 = views(8, 4)
+    labels = torch.arange(8) % 3
+    for loss in (losses.info_nce, losses.clip, losses.spectral):
+        for a, b in ((z1, z2[:6]), (z1[:6], z2), (z1, z2[:, :3]), (z1[0], z2[0]), (z1, z2[:1])):
+            with pytest.raises(BadInput, match="both must be N x D"):
+                loss(a, b)
+    with pytest.raises(BadInput, match="both must be N x D"):
+        losses.supcon(z1, z2[:6], labels)
+    for wrong in (labels[:, None], labels[:6], labels[None]):
+        with pytest.raises(BadInput, match="one for each of the 8 rows"):
+            losses.supcon(z1, z2, wrong)

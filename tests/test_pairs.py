@@ -16,7 +16,8 @@ from nonneg import data, pairs
 from nonneg.data.folder import folder as folder_of_images
 from nonneg.errors import BadInput
 from nonneg.names import Role
-from nonneg.pairs.dataset import Pairs, paired, reasons
+from nonneg.pairs.captions import Caption, Places
+from nonneg.pairs.dataset import Pairs, paired
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255), "black": (0, 0, 0)}
 
@@ -108,6 +109,32 @@ def test_an_id_is_a_path_or_a_file_name_with_or_without_its_ending(tmp_path: Pat
     assert both(tmp_path / "p", captions)["test"].captions == ["y"]
 
 
+@pytest.mark.parametrize("name", ["SUB/deep/Red.PNG", "RED", "ROOT/sub/deep/red.png", "ROOT/sub/deep/red"])
+def test_an_id_may_be_an_absolute_path_or_in_other_letters(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "photos"
+    picture(root / "sub/deep/red.png", (255, 0, 0))
+    captions = write_csv(tmp_path / "c.csv", [("id", "caption"), (name.replace("ROOT", str(root)), "a red thing")])
+    found = [p for split in ("train", "test") if (p := one_of(root, captions, split)) is not None]
+    assert [p.captions for p in found] == [["a red thing"]]
+
+
+def one_of(root: Path, captions: Path, split: str) -> Pairs | None:
+    """The pairs of a split; None where it has none."""
+    try:
+        return pairs.folder(split=split, root=root, captions=captions)
+    except BadInput as error:
+        assert "have no pair of image and caption" in str(error)
+        return None
+
+
+def test_upper_and_lower_case_count_where_two_images_differ_in_nothing_else() -> None:
+    places = Places(["a/cat.png", "a/CAT.png", "b/dog.png"], Path("photos"))
+    found = [places.find(Caption("line", name, "")) for name in ("a/cat.png", "CAT", "DOG", "cow")]
+    assert found == [0, 1, 2, None]
+    with pytest.raises(BadInput, match=r"'a/Cat.png' fits 2 images \(a/cat.png and a/CAT.png\)"):
+        places.find(Caption("line", "a/Cat.png", ""))
+
+
 def test_numbers_are_ids_and_accents_are_compared_as_characters(tmp_path: Path) -> None:
     for name in ("7", "cafe\u0301"):  # the accent apart, as some systems write it
         for split in ("train", "test"):
@@ -136,7 +163,8 @@ def test_what_cannot_be_paired_is_listed_and_counted(photos: Path) -> None:
         assert "id 'red-0.png': empty caption" in lines and "id 'red-0.png': caption given twice" in lines
         assert "captions.csv line 15: names no image" in lines
         assert len(p.skipped) == 7 and "captions.csv: not an image" not in lines
-        assert reasons(p.skipped).startswith("2 x no image of that id (first: captions.csv line 11, id 'ghost.png')")
+        two = "7 inputs skipped: 2 x no image of that id (first: captions.csv line 11, id 'ghost.png'); "
+        assert p.images.said_skipped().startswith(two) and p.images.said_skipped().endswith("; and other reasons")
         assert lost not in p.images.ids
 
 
@@ -185,7 +213,14 @@ def test_a_caption_however_long_is_read_from_every_kind_of_file(tmp_path: Path) 
         ("c.csv", "id,says\na,b\n", "it needs one for the caption: caption"),
         ("c.csv", "id,file,caption\na,b,c\n", "needs only one for the image"),
         ("c.csv", "id,caption\nred,a cat, sitting\n", 'line 2 has 3 fields where the header has 2; put .* in "quotes"'),
-        ("c.csv", "id,caption\nred\n", "line 2 has 1 fields where the header has 2"),
+        (
+            "c.csv",
+            "id,caption\nred\n",
+            "line 2 has 1 fields where the header has 2; write the separator before an empty",
+        ),
+        ("c.csv", "id,note,note,caption\nred,x\n", "line 2 has 2 fields where the header has 4"),
+        ("c.csv", "id;caption\nred;a cat\n", "columns id;caption; it needs .*; ';' does not separate columns here"),
+        ("c.csv", "id\tcaption\nred\ta cat\n", "a tab does not separate columns here"),
         ("c.csv", 'id,caption\nred,"a "cat" here"\n', "the row that begins in line 2 cannot be .*; .* written twice"),
         ("c.csv", 'id,caption\nred,"a cat\ngreen,x\n', r"line 2 cannot be read \(unexpected end of data\); .* closed"),
         ("c.tsv", 'id\tcaption\nred\t"a" cat\n', r"begins in line 2 cannot be read \(a tab expected after"),
@@ -240,6 +275,8 @@ def test_pairs_check_their_parts() -> None:
     ):
         with pytest.raises(BadInput, match=message):
             Pairs(images, captions, counts)
+    with pytest.raises(BadInput, match="captions of image 1 are a text, 'red'; give a list of texts"):
+        paired(images, [["x"], "red"])
     whole = paired(images, [["x"], ["y", "z"]])
     part = whole.subset([1])
     assert part.captions == ["y", "z"] and part.images.ids == ["b"] and len(part) == 1

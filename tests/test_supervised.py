@@ -262,7 +262,7 @@ def test_a_pretrained_run_that_does_not_fit_is_named(tmp_path: Path, few: tuple[
     with pytest.raises(BadInput, match=r"backbone is small_net:width=4, not small_net:width=8; leave --backbone out"):
         train_classifier(replace(run, backbone=partial(backbones.small_net, width=8)), tmp_path / "a", data=few)
     pretrained(tmp_path / "colour", channels=3)
-    with pytest.raises(BadInput, match=r"takes images of 3 channels, and digits has 1"):
+    with pytest.raises(BadInput, match=r"its images have 3 channels, those of digits 1"):
         train_classifier(replace(run, pretrained=tmp_path / "colour"), tmp_path / "a", data=few)
     assert not (tmp_path / "a").exists()
 

@@ -223,7 +223,7 @@ def test_a_run_is_a_function_of_its_seed_and_resumes_exactly(tmp_path: Path, dig
 def test_other_captions_are_not_resumed(tmp_path: Path, digits: Pairs) -> None:
     train_pairs(replace(TINY, epochs=1), tmp_path / "a", data=digits)
     other = Pairs(digits.images, [text.replace("three", "drei") for text in digits.captions], digits.counts)
-    with pytest.raises(BadInput, match="begun on other images"):
+    with pytest.raises(BadInput, match="begun on other images or captions"):
         train_pairs(replace(TINY, epochs=1), tmp_path / "a", data=other, resume=True)
     with pytest.raises(BadInput, match="already exists"):
         train_pairs(replace(TINY, epochs=1), tmp_path / "a", data=digits)

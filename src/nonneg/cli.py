@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from rich.table import Table
+from rich.table import Column, Table
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
 import nonneg
@@ -64,7 +64,7 @@ class _Into:
     """Where a training is kept, and whether it is begun or continued."""
 
     out: Path | None = None
-    """The run folder; left out, runs/DATA-MAP-sSEED (of others, runs/DATA-classifier-... and runs/DATA-pairs-...)."""
+    """The run folder; left out, runs/DATA-MAP-sSEED, with what else is unusual in it: DATA-spectral-MAP-sSEED."""
     resume: bool = False
     """Continue the run in that folder, exactly where its last checkpoint was."""
     previous: bool = False
@@ -74,9 +74,13 @@ class _Into:
     json: bool = False
     """Print the outcome as JSON."""
 
-    def folder(self, run: Training, kind: str = "") -> Path:
-        about = run.to_json()
-        return self.out or Path("runs") / f"{about['data']}-{kind}{about['map']}-s{run.seed}".replace(":", "-")
+    def folder(self, run: Training, *kind: str) -> Path:
+        """Where it is kept: named by the data, the `kind` of run, what sets it apart from the usual, map and seed."""
+        about, usual = run.to_json(), type(run)().to_json()
+        apart = [about[k] for k in ("loss", "positives") if about.get(k) != usual.get(k)]
+        begun = ["tuned"] if about.get("pretrained") else []
+        name = "-".join([about["data"], *kind, *begun, *apart, about["map"], f"s{run.seed}"])
+        return self.out or Path("runs") / re.sub(r"[:=,/]", "-", name)
 
     def how(self) -> dict[str, Any]:
         """How a training takes up its folder."""
@@ -171,7 +175,7 @@ def _train_classifier(args: list[str]) -> None:
     chosen = parse(CLASSIFIERS[name])
     if chosen.run.pretrained is not None:  # flags left out are those of the run that it begins with
         chosen = parse(supervised.begin_with(chosen.run.pretrained, CLASSIFIERS[name]))
-    folder = chosen.folder(chosen.run, "classifier-")
+    folder = chosen.folder(chosen.run, "classifier")
     if chosen.resume and (folder / "run.json").exists():
         chosen = parse(_begun(folder, name, ClassifierRun))
     supervised.train_classifier(chosen.run, folder, **chosen.how())
@@ -187,7 +191,7 @@ def _train_pairs(args: list[str]) -> None:
         return _parse(_TrainPairs, rest, f"nonneg train-pairs {name}", default=_TrainPairs(run=run))
 
     chosen = parse(PAIR_RECIPES[name])
-    folder = chosen.folder(chosen.run, "pairs-")
+    folder = chosen.folder(chosen.run, "pairs")
     if chosen.resume and (folder / "run.json").exists():
         chosen = parse(_begun(folder, name, PairRun))
     multimodal.train_pairs(chosen.run, folder, **chosen.how())
@@ -581,7 +585,7 @@ def make_reproduction(
             imagenet100; or, asked of their runs: bytes, selection, disentanglement, robustness, identifiability,
             practice or protocol.
         data_root: Where the data are; left out, CIFAR is downloaded.
-        only: Only these runs, by name or beginning (cl, ncl-s1); the table is of them alone.
+        only: Only these runs, by name or by what stands before a dash in it (cl, ncl-s1); the table is of them alone.
         seeds: How many seeds to run, the first of those declared; the table is of all that were run.
         report_only: Train nothing; print the table of what was measured, and with --data-root draw its figures.
         epochs: Try everything shortened; kept apart from the real results.
@@ -608,7 +612,8 @@ def make_reproduction(
     if json:
         tables.as_json(comparison.as_json(rows))
         return
-    table = Table(*comparison.HEADER, title=reproduce.kept_as(experiment, epochs=epochs, batch_size=batch_size))
+    columns = [Column(name, overflow="fold") for name in comparison.HEADER]
+    table = Table(*columns, title=reproduce.kept_as(experiment, epochs=epochs, batch_size=batch_size))
     for row in rows:
         table.add_row(*row.cells())
     tables.screen.print(table)

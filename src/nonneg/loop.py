@@ -269,9 +269,8 @@ def run_job(
             rundir.check_same(keep.about, keep.folder, defaults=keep.defaults)
         else:
             rundir.check_free(keep.folder, keep.overwrite)
-        if skipped := data.skipped:
-            log = keep.folder / "log.jsonl"
-            progress.say(f"{len(skipped)} inputs skipped (all listed in {log}), first {skipped[0]}")
+        if data.skipped:
+            progress.say(f"{data.said_skipped()}; all are listed in {keep.folder / 'log.jsonl'}")
     with engine.on(job.device), _memory_named(job), rundir.alone(keep.folder) if keep else nullcontext():
         if keep and keep.resume:
             rundir.clear_leftovers(keep.folder)

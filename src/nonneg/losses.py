@@ -30,6 +30,17 @@ def cut_rows(z: Tensor, length: float) -> Tensor:
     return z * (length / torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(length))
 
 
+def _check_views(z1: Tensor, z2: Tensor, labels: Tensor | None = None) -> None:
+    """Refuse what would broadcast into a wrong number: features of other rows or columns, labels of another shape."""
+    if z1.ndim != 2 or z1.shape != z2.shape:
+        shapes = f"{tuple(z1.shape)} and {tuple(z2.shape)}"
+        raise BadInput(
+            f"z1 and z2 have the shapes {shapes}; both must be N x D, row i of one beside row i of the other"
+        )
+    if labels is not None and labels.shape != z1.shape[:1]:
+        raise BadInput(f"labels have the shape {tuple(labels.shape)}; give one for each of the {len(z1)} rows")
+
+
 def info_nce(z1: Tensor, z2: Tensor, *, temperature: float = 0.2) -> Tensor:
     """NT-Xent: -mean_i log( exp(s_ip / T) / sum_{j != i} exp(s_ij / T) ) over all 2N views, s the cosine, p i's twin.
 
@@ -37,6 +48,7 @@ def info_nce(z1: Tensor, z2: Tensor, *, temperature: float = 0.2) -> Tensor:
     """
     if not temperature > 0:
         raise BadInput(f"info_nce: temperature is {temperature}; it must be positive")
+    _check_views(z1, z2)
     with torch.autocast(z1.device.type, enabled=False):
         z = torch.cat([z1, z2])
         z = unit_rows(z.to(torch.promote_types(z.dtype, torch.float32)))
@@ -54,6 +66,7 @@ def supcon(z1: Tensor, z2: Tensor, labels: Tensor, *, temperature: float = 0.2) 
     """
     if not temperature > 0:
         raise BadInput(f"supcon: temperature is {temperature}; it must be positive")
+    _check_views(z1, z2, labels)
     with torch.autocast(z1.device.type, enabled=False):
         z = torch.cat([z1, z2])
         z = unit_rows(z.to(torch.promote_types(z.dtype, torch.float32)))
@@ -72,6 +85,7 @@ def clip(z1: Tensor, z2: Tensor, *, temperature: float | Tensor = 0.07) -> Tenso
     """
     if not isinstance(temperature, Tensor) and not temperature > 0:
         raise BadInput(f"clip: temperature is {temperature}; it must be positive")
+    _check_views(z1, z2)
     with torch.autocast(z1.device.type, enabled=False):
         kind = torch.promote_types(z1.dtype, torch.float32)
         logits = unit_rows(z1.to(kind)) @ unit_rows(z2.to(kind)).T / temperature
@@ -94,6 +108,7 @@ def spectral(z1: Tensor, z2: Tensor, *, l1: float = 0.0, normalise: bool = False
         raise BadInput(f"spectral: l1 is {l1}; it must not be negative")
     if not mu > 0:
         raise BadInput(f"spectral: mu is {mu}; it must be positive")
+    _check_views(z1, z2)
     if len(z1) < 2:
         raise BadInput(f"spectral needs two images at least in a batch, to compare one with another; it has {len(z1)}")
     with torch.autocast(z1.device.type, enabled=False):

@@ -136,6 +136,7 @@ def write(
         title=title,
         intro=intro,
         views=views,
+        any_non_negative=not all(figures.signed(c) for c in columns),
         headline=rows,
         chance=any(row["chance"] for row in rows),
         sections=[section for section in built if section],
@@ -157,7 +158,7 @@ def top_features(views: list[View], seed: int) -> Section:  # noqa: ARG001 (ever
         f"Each row is one feature and the {IMAGES} test images on which it is largest; shown are the features of "
         "largest expected activation. A row of one kind of image means that the feature has one meaning; a mixed row "
         f"means that it has none the eye can find. Beside it: {beside}, and the share of all test images on which it "
-        "is on." + _stable_note(views) + _signed_note(views),
+        "is on." + _stable_note(views) + signed_note(views),
         [strips(v, v.column.live[:ROWS]) for v in views],
     )
 
@@ -168,7 +169,7 @@ def random_features(views: list[View], seed: int) -> Section:
         "random",
         "Features drawn at random",
         f"The same for live features drawn at random (seed {seed}), so that nothing here is picked by hand."
-        + _signed_note(views),
+        + signed_note(views),
         [strips(v, figures.draw_live(v.column, ROWS, seed)) for v in views],
     )
 
@@ -506,7 +507,7 @@ def any_signed(views: list[View]) -> bool:
     return any(figures.signed(v.column) for v in views)
 
 
-def _signed_note(views: list[View]) -> str:
+def signed_note(views: list[View]) -> str:
     return (
         " Signed features are ranked by absolute value; a blue line marks a negative one." if any_signed(views) else ""
     )

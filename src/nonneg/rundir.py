@@ -185,7 +185,8 @@ def check_same(new: dict[str, Any], folder: Path, *, defaults: dict[str, Any], f
             held, streamed = "held in memory", "streamed from disk"
             was, are, gb = (streamed, held, "0") if then else (held, streamed, "the GB that they take when decoded")
             hint = f"or so it seems because they were {was} then and are {are} now: set NONNEG_RESIDENT_GB to {gb}"
-        raise BadInput(f"{folder} was begun on other images than {name} holds now; {hint}")
+        other = "images or captions" if "captions" in new["data"] else "images"
+        raise BadInput(f"{folder} was begun on other {other} than {name} holds now; {hint}")
     if finished:
         return
     if about.get("device") != new["device"]:

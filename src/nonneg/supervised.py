@@ -16,6 +16,7 @@ from torch import nn
 from nonneg import classifier, encoder, engine, features, finetune, loop, maps, metrics, names, progress, rundir, steps
 from nonneg.classifier import Classifier
 from nonneg.data import Dataset
+from nonneg.data.dataset import HOW_TO_LABEL
 from nonneg.data.splits import hold_out
 from nonneg.encoder import BACKBONE, Encoder
 from nonneg.errors import BadInput
@@ -127,8 +128,8 @@ def check(train: Dataset, test: Dataset) -> list[str]:
     for data, split in ((train, "training"), (test, "test")):
         if data.labels is None:
             raise BadInput(
-                f"{data.name}: the {split} images have no labels, and a classifier needs one for each; sort them into "
-                "one folder a class, or train without labels: nonneg train"
+                f"{data.name}: the {split} images have no labels, and a classifier needs one for each; {HOW_TO_LABEL}, "
+                "or train without: nonneg train"
             )
     assert train.labels is not None and test.labels is not None
     classes = train.classes or [str(i) for i in range(int(train.labels.max()) + 1)]
@@ -186,7 +187,7 @@ def _start(run: ClassifierRun, train: Dataset) -> Encoder:
         )
     if start.about["channels"] != train.channels:
         theirs, ours = start.about["channels"], train.channels
-        raise BadInput(f"--from {run.pretrained}: it takes images of {theirs} channels, and {train.name} has {ours}")
+        raise BadInput(f"--from {run.pretrained}: its images have {theirs} channels, those of {train.name} {ours}")
     return start
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nonneg import encoder, loop, progress, rundir, steps
 from nonneg.data import Dataset
+from nonneg.data.dataset import HOW_TO_LABEL
 from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
 from nonneg.loop import Job, Keep, Rows, State
@@ -98,7 +99,7 @@ def _labels(run: Run, data: Dataset) -> Tensor:
     """The labels that a run needs; without any, or with one class only, it cannot be."""
     asks = "--positives class" if run.positives == "class" else f"--loss {run.to_json()['loss']}"
     if data.labels is None:
-        raise BadInput(f"{data.name} has no labels, and {asks} needs them; sort the images into one folder a class")
+        raise BadInput(f"{data.name} has no labels, and {asks} needs them; {HOW_TO_LABEL}")
     sizes = data.labels.unique(return_counts=True)[1]
     if len(sizes) < 2:
         raise BadInput(f"all {len(data)} images of {data.name} are of one class, and {asks} needs two classes at least")

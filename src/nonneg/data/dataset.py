@@ -4,6 +4,7 @@ N images, C channels, H height, W width.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +14,8 @@ from torch import Tensor
 from nonneg.data.stream import Files
 from nonneg.errors import BadInput, listed
 
+HOW_TO_LABEL = "sort the images into one folder a class, or put 'labels' beside 'images' in the .npz file"
+REASONS = 5  # for which inputs were skipped that are told at most
 SAMPLE = 2000  # images from which mean and deviation are taken
 
 
@@ -44,6 +47,14 @@ class Dataset:
     @property
     def image_size(self) -> int:
         return self.images.shape[-1]
+
+    def said_skipped(self) -> str:
+        """How many inputs were skipped for which reason, as in "2 inputs skipped: 2 x no caption (first: cat.png)"."""
+        why = [line.rpartition(": ")[2] for line in self.skipped]
+        first = {reason: line.rpartition(": ")[0] for reason, line in reversed([*zip(why, self.skipped, strict=True)])}
+        each = [f"{n} x {reason} (first: {first[reason]})" for reason, n in Counter(why).most_common(REASONS)]
+        more = ["and other reasons"] * (len(first) > REASONS)
+        return f"{len(why)} inputs skipped: {'; '.join(each + more)}"
 
     def fingerprint(self) -> str:
         """The first 16 hex digits of sha256(shape, images, labels); of many files only names and lengths count."""

@@ -66,7 +66,7 @@ class PairColumn:
         balance = None if np.isnan(kind) else float(kind)
         on = strip.about.rpartition(" · ")[2]  # the share of images; what class they are of, the words say
         alike = self.agreement[feature]
-        about = on if np.isnan(alike) else f"{on} · agree {alike:.2f}"
+        about = on if np.isnan(alike) else f"{on} · agree {alike:.2f}".replace("-", "−")
         return replace(strip, name=f"feature {feature}", number="", about=about, words=words, balance=balance)
 
 
@@ -142,8 +142,8 @@ def said_features(columns: Sequence[PairColumn], views: list[View], seed: int) -
         "the right end only images do, at the left only texts. Shown are the features on which test images and their "
         "texts agree most (the cosine over pairs): features that belong to one kind alone have no such cosine and are "
         "among those drawn at random."
-        + " Where features are signed, − marks a word that switches it negative."
-        * report.any_signed(views),
+        + report.signed_note(views)
+        + " Beside a word, − does." * report.any_signed(views),
         [c.strips(v, c.agreed(report.ROWS)) for c, v in zip(columns, views, strict=True)],
     )
 
@@ -153,7 +153,8 @@ def random_features(columns: Sequence[PairColumn], views: list[View], seed: int)
     return Section(
         "random",
         "Features drawn at random",
-        f"The same for live features drawn at random (seed {seed}), so that nothing here is picked by hand.",
+        f"The same for live features drawn at random (seed {seed}), so that nothing here is picked by hand."
+        + report.signed_note(views),
         [c.strips(v, figures.draw_live(c.column, report.ROWS, seed)) for c, v in zip(columns, views, strict=True)],
     )
 

@@ -15,7 +15,6 @@ from nonneg.multimodal import encoder, texts, tokens
 from nonneg.multimodal.encoder import PairEncoder, TextEncoder
 from nonneg.multimodal.run import PairRun
 from nonneg.pairs import Pairs
-from nonneg.pairs.dataset import reasons
 from nonneg.run import anywhere, to_calm
 
 
@@ -35,12 +34,10 @@ def train_pairs(
     if len({tokens.normalise(text) for text in data.captions}) < 2:
         raise BadInput(
             f"the training images of {data.name} have one text only (in {len(data.captions)} captions), and images can "
-            "only be told by two texts or more"
+            "only be told by two texts or more" + f" ({data.images.said_skipped()})" * bool(data.skipped)
         )
     model = fresh(run, data)
     read, cut = model.text.read(data.captions)
-    if data.skipped:
-        progress.say(f"left out: {reasons(data.skipped)}")
     if cut:
         progress.say(f"{cut} of {len(data.captions)} captions are longer than the text encoder reads, and are cut")
     rows = Rows(data.images, {"first": data.first, "counts": data.counts})

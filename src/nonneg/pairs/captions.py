@@ -63,12 +63,13 @@ def _csv_rows(path: Path, file: Any, between: str) -> Iterator[tuple[int, dict[s
                 f"{path}: the row that begins in line {begins} cannot be read ({_visible(error)}); a "
                 'caption in "quotes" must be closed, and a quotation mark inside it written twice ("")'
             ) from None
-        if None in row or None in row.values():  # one caption cut in two at a comma would be a silent loss
-            has = sum(1 for v in row.values() if v is not None) - (None in row) + len(row.get(None) or ())  # pyright: ignore
-            raise BadInput(
-                f"{path}: line {reader.line_num} has {has} fields where the header has {len(reader.fieldnames or ())}; "
-                'put a caption that holds a separator in "quotes"'
-            )
+        wanted, too_few = len(reader.fieldnames or ()), sum(value is None for value in row.values())
+        if None in row or too_few:  # one caption cut in two at a comma would be a silent loss
+            has = wanted - too_few + len(row.get(None) or ())  # pyright: ignore[reportArgumentType, reportCallIssue]
+            hint = "write the separator before an empty field, too"
+            if not too_few:
+                hint = 'put a caption that holds a separator in "quotes"'
+            raise BadInput(f"{path}: line {reader.line_num} has {has} fields where the header has {wanted}; {hint}")
         yield reader.line_num, row
 
 
@@ -110,27 +111,32 @@ def _column(path: Path, columns: Any, names: Sequence[str], line: int | None = N
         where = path if line is None else f"{path}: line {line}"
         what = "image" if names is IDS else "caption"
         has, one = ", ".join(map(str, columns)) or "none", "only one" if found else "one"
-        raise BadInput(f"{where} has the columns {has}; it needs {one} for the {what}: {' or '.join(names)}")
+        other = next((c for c in ";\t|" if len(columns) == 1 and c in has), None)
+        hint = f"; {'a tab' if other == chr(9) else repr(other)} does not separate columns here" if other else ""
+        raise BadInput(f"{where} has the columns {has}; it needs {one} for the {what}: {' or '.join(names)}{hint}")
     return found[0]
 
 
-class Places:
-    """Which image an id means: its path in the folder, with or without the ending, or else its file name alone."""
+WAYS = (str, lambda path: str(path.with_suffix("")), lambda path: path.name, lambda path: path.stem)
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = names
-        ways = (lambda p: str(p), lambda p: str(p.with_suffix("")), lambda p: p.name, lambda p: p.stem)
-        self.by: list[dict[str, list[int]]] = [{} for _ in ways]
-        for i, name in enumerate(names):
-            path = PurePosixPath(unicodedata.normalize("NFC", name))
-            for known, way in zip(self.by, ways, strict=True):
-                known.setdefault(way(path), []).append(i)
+
+class Places:
+    """Which image an id means: its path below `root`, with or without the ending, or else its file name alone.
+
+    Only where nothing fits so, upper and lower case may differ.
+    """
+
+    def __init__(self, names: Sequence[str], root: Path) -> None:
+        self.names, self.root = names, _path(str(root.absolute()))
+        paths = [_path(name) for name in names]
+        self.by = [(case, _places([case(way(path)) for path in paths])) for case in (str, str.casefold) for way in WAYS]
 
     def find(self, caption: Caption) -> int | None:
         """The place of the image, None where there is none; an id that fits two images is refused."""
-        wanted = str(PurePosixPath(unicodedata.normalize("NFC", caption.id.replace("\\", "/"))))
-        for known in self.by:
-            if found := known.get(wanted):
+        path = _path(caption.id)
+        wanted = str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
+        for case, known in self.by:
+            if found := known.get(case(wanted)):
                 if len(found) > 1:
                     two = " and ".join(self.names[i] for i in found[:2])
                     raise BadInput(
@@ -138,3 +144,16 @@ class Places:
                     )
                 return found[0]
         return None
+
+
+def _path(text: str) -> PurePosixPath:
+    """A path with whole letters and forward slashes, whatever system wrote it."""
+    return PurePosixPath(unicodedata.normalize("NFC", text.replace("\\", "/")))
+
+
+def _places(keys: Sequence[str]) -> dict[str, list[int]]:
+    """Where each key stands."""
+    found: dict[str, list[int]] = {}
+    for i, key in enumerate(keys):
+        found.setdefault(key, []).append(i)
+    return found

@@ -4,7 +4,6 @@ N images, C captions.
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -77,13 +76,10 @@ class Pairs:
 
 
 def paired(images: Dataset, captions: Sequence[Sequence[str]]) -> Pairs:
-    """Images and the captions of each, in the same order."""
+    """Images and the captions of each (a list of texts for each image), in the same order."""
+    if (bare := next((i for i, texts in enumerate(captions) if isinstance(texts, str)), None)) is not None:
+        raise BadInput(
+            f"{images.name}: the captions of image {bare} are a text, {captions[bare]!r}; give a list of texts"
+        )
     counts = torch.tensor([len(texts) for texts in captions], dtype=torch.int64)
     return Pairs(images, [text for texts in captions for text in texts], counts)
-
-
-def reasons(skipped: Sequence[str]) -> str:
-    """How many things were left out for which reason, as in "2 x no caption (first: cat.png)"."""
-    why = [line.rpartition(": ")[2] for line in skipped]
-    first = {reason: line.rpartition(": ")[0] for reason, line in reversed(list(zip(why, skipped, strict=True)))}
-    return "; ".join(f"{n} x {reason} (first: {first[reason]})" for reason, n in Counter(why).most_common())

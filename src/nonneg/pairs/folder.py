@@ -44,7 +44,7 @@ def folder(
     if captions is None:
         raise BadInput("pairs of a folder need a captions file; pass --captions, a .csv, .tsv or .jsonl file")
     pictures, sides, skipped = _pictures(root, Path(captions))
-    texts, bad = match(read(Path(captions)), [p.id for p in pictures])
+    texts, bad = match(read(Path(captions)), [p.id for p in pictures], root)
     skipped += bad + [f"{p.id}: no caption" for p, mine in zip(pictures, texts, strict=True) if not mine]
     refuse(skipped if strict else [], root)
     chosen = [i for i in sides[split] if texts[i]]
@@ -83,9 +83,9 @@ def _pictures(root: Path, captions: Path) -> tuple[list[Picture], dict[str, Sequ
     return pictures, sides, skipped
 
 
-def match(captions: Sequence[Caption], names: Sequence[str]) -> tuple[list[list[str]], list[str]]:
-    """The captions of each of the images `names`, in the file's order, and the captions that cannot be used."""
-    places, texts, skipped = Places(names), [[] for _ in names], []
+def match(captions: Sequence[Caption], names: Sequence[str], root: Path) -> tuple[list[list[str]], list[str]]:
+    """The captions of each of the images `names` below `root`, in the file's order, and those that cannot be used."""
+    places, texts, skipped = Places(names, root), [[] for _ in names], []
     for caption in captions:
         at = places.find(caption) if caption.id else None
         if not caption.id:
