@@ -144,9 +144,7 @@ def train(run: Run, data: Dataset, test: Dataset, folder: Path) -> Found:
     def after_epoch(epoch: int) -> dict[str, Any]:
         return {} if epoch % max(1, run.epochs // SHOWN) else {"online": ask()}
 
-    def line(totals: dict[str, float], taken: int) -> dict[str, Any]:
-        return {**steps.features_line(totals, taken), "right": totals["right"] / taken / (2 * run.batch_size)}
-
+    line = partial(line_of, batch_size=run.batch_size)
     about = rundir.describe("online", run.to_json(), data, device)
     job = Job(
         rows=rows(data),
@@ -168,6 +166,11 @@ def train(run: Run, data: Dataset, test: Dataset, folder: Path) -> Found:
     encoder.save(model, folder)
     by_epoch = {line["epoch"]: line["online"] for line in rundir.read_log(folder) if "online" in line}
     return Found(model, test_accuracy, views, by_epoch)
+
+
+def line_of(totals: dict[str, float], taken: int, *, batch_size: int) -> dict[str, Any]:
+    """What the log shows of an epoch so far: the encoder's, and the share of views that the classifier had right."""
+    return {**steps.features_line(totals, taken), "right": totals["right"] / taken / (2 * batch_size)}
 
 
 def classes_of(data: Dataset) -> int:

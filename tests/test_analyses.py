@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from nonneg import (
     analyses,
+    asking,
     augment,
     backbones,
     charts,
@@ -35,6 +37,7 @@ from nonneg import (
     reproduce,
     selection,
 )
+from nonneg.analyses import protocol
 from nonneg.comparison import Row
 from nonneg.errors import BadInput
 from nonneg.train import train
@@ -298,6 +301,34 @@ def test_protocol_is_the_same_encoder_fed_and_read_as_the_authors_do(place: Path
     hard = head(augmentation=augment.simclr, lr=0.1, weight_decay=0.0)
     assert found["views"] == pytest.approx(hard, abs=1e-6)
     assert found["views_lost"] == pytest.approx(found["crops"] - hard, abs=2e-6)
+
+
+def test_protocol_trains_its_heads_as_its_rows_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def probe(*_: object, **how: Any) -> dict[str, Any]:
+        asked.append({k: v for k, v in how.items() if k in ("epochs", "lr", "weight_decay", "augmentation")})
+        return {"h": SimpleNamespace(accuracy=len(asked) / 10)}
+
+    monkeypatch.setattr(protocol.finetune, "probe", probe)
+    run, nothing = experiments.find("cifar100").runs["cl-s1"], cast(Any, None)
+    found = protocol.heads(nothing, run, nothing, nothing, device=torch.device("cpu"))
+    assert found == {"crops": 0.1, "views_alone": 0.2, "views": 0.3}
+    views = {"epochs": 50, "augmentation": run.augment}
+    assert asked == [{"epochs": 50}, views, {**views, "lr": 0.1, "weight_decay": 0.0}]
+
+
+def test_an_analysis_of_seeds_of_which_one_has_no_value_has_none() -> None:
+    one = analyses.find("robustness")
+    key = next(iter(one.table))
+    lines = {
+        f"cifar10-cl-s{i}": {"measures": {key: value}, "runs": [f"cl-s{i}"]} for i, value in enumerate((0.5, None, 0.7))
+    }
+    row = find(asking._analysis_table(one, lines, {}), one.table[key][0], "CL, cifar10")
+    assert (row.ours, row.std, row.seeds) == (None, None, 3)
+    lines["cifar10-cl-s1"]["measures"] = {key: 0.6}
+    row = find(asking._analysis_table(one, lines, {}), one.table[key][0], "CL, cifar10")
+    assert row.ours == pytest.approx(one.table[key][1] * 0.6) and row.seeds == 3
 
 
 def test_practice_is_what_an_evaluation_says_of_each_run(place: Path) -> None:

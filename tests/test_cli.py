@@ -152,12 +152,43 @@ def test_a_wrong_flag_is_one_sentence_too(args: list[str], message: str, capsys:
     assert code == 1 and message in err and len(err.splitlines()) == 1 and "│" not in err
 
 
+def test_a_package_that_is_not_there_harms_nothing(
+    tmp_path: Path, tell: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    assert tell("train", "digits", "--out", out, *SMALL)[0] == 0
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    code, _, err = tell("train", "digits", "--out", out, *SMALL, "--overwrite", "--tensorboard")
+    assert code == 1 and "--tensorboard needs the tensorboard package" in err
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "digits", "--strict", "--tensorboard"],
+        ["train-classifier", "digits", "--validation"],
+        ["train-pairs", "digits", "--no-learn-temperature"],
+    ],
+)
+def test_a_command_with_a_switch_is_taken_up_by_the_same_words(
+    tmp_path: Path, tell: Callable, words: list[str]
+) -> None:
+    words += ["--backbone", "small_net:width=2", "--projector", 8, 4, "--epochs", 1, "--out", tmp_path / "run"]
+    assert tell(*words)[0] == 0
+    code, _, err = tell(*words, "--resume")
+    assert code == 0, err
+
+
 def test_a_flag_that_cannot_be_met_harms_nothing(tmp_path: Path, tell: Callable) -> None:
     out = tmp_path / "run"
     assert tell("train", "digits", "--out", out, *SMALL)[0] == 0
     before = (out / "model.safetensors").read_bytes()
     losses = ("info_nce:temperature=0", "supcon:temperature=0", "spectral:l1=-1")
-    for wrong in (["--device", "tpu"], ["--backbone", "small_net:width=0"], *(["--loss", loss] for loss in losses)):
+    seconds = [["--checkpoint-seconds", value] for value in ("inf", "nan", "-1")]
+    flags = [["--device", "tpu"], ["--backbone", "small_net:width=0"], ["--optimizer", "sgd:momentum=-1"], *seconds]
+    for wrong in (*flags, *(["--loss", loss] for loss in losses)):
         assert tell("train", "digits", "--out", out, *SMALL, "--overwrite", *wrong)[0] == 1
         assert (out / "model.safetensors").read_bytes() == before
         assert tell("train", "digits", "--out", tmp_path / "new", *SMALL, *wrong)[0] == 1

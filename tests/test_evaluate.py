@@ -1,11 +1,14 @@
 """Evaluation of whole runs: measures of images through the model, every group, and every bad input it may meet."""
 
+import errno
+import fcntl
 import itertools
 import json
 import math
 import multiprocessing
 import re
 import shutil
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -341,10 +344,26 @@ def evaluate_beside_another(folder: Path, group: str, both: Any) -> None:
 
     evaluate._attempt = when_both_are_here
     evaluate.evaluate(folder, asked=Asked(only=(group,)))
+    both.wait(timeout=60)
     for _ in range(100):
         with files.locked(folder):
             count = folder / "count"
             count.write_text(str(int(count.read_text()) + 1))
+
+
+@pytest.mark.parametrize("what", ["no locks on this file system", "no locks on this system"])
+def test_where_nothing_can_be_locked_files_are_written_all_the_same(
+    copied: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, what)
+
+    if "file" in what:
+        monkeypatch.setattr(fcntl, "flock", refuse)
+    else:
+        monkeypatch.setitem(sys.modules, "fcntl", None)
+    evaluate.evaluate(copied / "a", asked=Asked(only=("spectrum",)))
+    assert "eigenvalues_top" in strict_json(copied / "a" / "metrics.json")
 
 
 def test_two_evaluations_at_the_same_moment_keep_each_others_entries_and_plots(copied: Path) -> None:

@@ -227,5 +227,12 @@ def test_bad_input_is_refused_in_one_sentence(few: tuple[Dataset, Dataset]) -> N
     colour = Encoder(backbones.small_net, projector=(8,), channels=3, mean=(0.5,) * 3, std=(0.2,) * 3)
     with pytest.raises(BadInput, match="channels"):
         probe(colour, train, test)
+    three = replace(train, images=train.images[:].repeat(1, 3, 1, 1))
+    with pytest.raises(BadInput, match="the model expects 1 channels"):
+        probe(model(), three, replace(test, images=test.images[:].repeat(1, 3, 1, 1)))
+    assert train.labels is not None and test.labels is not None
+    unnamed = (replace(data, classes=None) for data in (train.subset(torch.nonzero(train.labels < 9).flatten()), test))
+    with pytest.raises(BadInput, match="a test image has the label 9, but the training images have 9 classes"):
+        probe(model(), *unnamed)
     with pytest.raises(BadInput, match="not finite"):
         probe(model(), train, test, epochs=2, lr=1e38, optimizer=optim.sgd, weight_decay=1.0)

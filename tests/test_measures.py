@@ -99,6 +99,16 @@ def test_retrieval_takes_no_more_neighbours_than_there_are() -> None:
     assert "precision@5" in measures.retrieval(fake(seed=1), fake(n=6, classes=2))
 
 
+def test_expected_activation_is_of_the_training_samples() -> None:
+    train, test = fake(d=40, seed=1), fake(d=40, seed=2)
+    share = np.sort(metrics.expected_activation(train.z))[::-1]
+    found = measures.measure(train, test)["expected_activation_top"]
+    assert found["value"] == pytest.approx(share[:10].sum() / share.sum())
+    used = measures.spectrum(train, test)["activations_90"]
+    assert used["value"] == 1 + int((share.cumsum() / share.sum() < 0.9).sum())
+    np.testing.assert_allclose(used["each"], share / share.sum(), rtol=1e-4)
+
+
 def test_spectrum_entries_of_one_hot_features() -> None:
     y = np.repeat(np.arange(20), 5)
     z = sparse.csr_array(np.eye(20)[y])

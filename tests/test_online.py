@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nonneg import backbones, data, files, maps, rundir
+from nonneg import backbones, data, files, maps, rundir, steps
 from nonneg.data import Dataset
 from nonneg.errors import BadInput
 from nonneg.run import DIGITS
@@ -71,6 +71,7 @@ def test_its_rate_is_a_quarter_of_the_encoders(online: ModuleType, digits: Datas
     first = s.optimizer.param_groups
     assert first[0]["lr"] is s.lr and float(s.lr) == pytest.approx(0.4 * 40 / 256)
     assert float(first[1]["lr"]) == pytest.approx(0.1 * 40 / 256) and first[1]["weight_decay"] == 0
+    assert first[1]["momentum"] == first[0]["momentum"] == 0.9
     moved = s.model.head.bias.detach() - before  # biases are neither scaled nor decayed
     torch.testing.assert_close(moved, -first[1]["lr"] * s.optimizer.state[s.model.head.bias]["momentum_buffer"])
 
@@ -108,6 +109,23 @@ def test_a_step_never_waits_for_the_device(online: ModuleType, digits: Dataset, 
 def test_without_labels_there_is_nothing_to_learn(online: ModuleType, digits: Dataset) -> None:
     with pytest.raises(BadInput, match="digits has no labels"):
         online.begin(TINY, replace(digits, labels=None, classes=None), 10)
+
+
+def test_right_answers_are_counted_among_both_views(online: ModuleType) -> None:
+    totals = dict.fromkeys((*steps.FEATURES, "right"), 0.0) | {"right": 120.0}
+    assert online.line_of(totals, 3, batch_size=40)["right"] == 0.5  # of 3 x 2 x 40
+
+
+def test_a_line_tells_test_images_from_views(
+    online: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "train", lambda *_: online.Found(None, 0.25, 0.5, {1: 0.125}))
+    monkeypatch.setattr(online.protocol, "heads", lambda *_, **__: {"crops": 0.75})
+    words = ["online.py", "digits", "--epochs", "1", "--runs", str(tmp_path / "runs"), "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    online.main()
+    line = json.loads((tmp_path / "online.jsonl").read_text())
+    assert line["measures"] == {"online": 0.25, "online_views": 0.5, "crops": 0.75} and line["by_epoch"] == {"1": 0.125}
 
 
 def test_the_command_writes_a_line(

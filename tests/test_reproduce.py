@@ -198,6 +198,30 @@ def test_classifiers_take_the_rate_of_least_held_out_loss_whatever_the_accuracy(
         for lr, (loss, right) in told
     }
     assert one.settle(name, one.runs[name], rows).lr == 1.6
+    rows["narrow-scratch-nce-search-lr1.6-s0"] = {"measures": {}, "diverged": "the loss is not finite"}
+    assert one.settle(name, one.runs[name], rows).lr == 0.4
+    with pytest.raises(BadInput, match="with none of its rates it trains"):
+        one.settle(name, one.runs[name], {key: {"measures": {}, "diverged": "no"} for key in rows})
+
+
+def test_a_rate_with_which_training_diverges_is_out_of_the_search_and_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def diverge(*_: object) -> Iterator[dict]:
+        raise loop.NotFinite("the loss is not finite since step 3")
+        yield {}
+
+    monkeypatch.setattr(reproduce, "_classify_one", diverge)
+    only = ("digits-scratch-ce-search-lr0.4-s0",)
+    go(tmp_path, tmp_path, "supervised", only=only, change=tiny)
+    assert "is out of the search: the loss is not finite since step 3" in " ".join(capsys.readouterr().err.split())
+    (line,) = lines(tmp_path, "supervised-1epochs")
+    assert (line["name"], line["measures"], line["seed"]) == (only[0], {}, 0) and line["run"]["lr"] == 0.4
+    monkeypatch.setattr(reproduce, "_classify_one", lambda *_: pytest.fail("it was tried again"))
+    go(tmp_path, tmp_path, "supervised", only=only, change=tiny)
+    monkeypatch.setattr(reproduce, "_run_one", diverge)
+    with pytest.raises(BadInput, match="not finite"):  # what is no search is an error
+        go(tmp_path, tmp_path, "maps", only=("digits-identity-s0",), change=tiny)
 
 
 def test_ce_and_nce_differ_in_their_maps_alone_and_each_has_its_search() -> None:
@@ -343,6 +367,23 @@ def test_a_figure_of_two_runs_is_not_drawn_over_by_one(
     go(tmp_path, cifar, only=("cl-s0",))
     assert figure.read_bytes() == both
     assert "are left as they are: ncl-s0, which they may show, cannot be drawn" in capsys.readouterr().err
+
+
+def test_a_figure_of_pairs_is_not_drawn_over_by_fewer_either(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = experiments.find("multimodal")
+    shown = [name for name in one.show if name.startswith("digits")]
+    for name in shown:
+        ledger.put(tmp_path / "multimodal.jsonl", {"name": name, "measures": {}})
+    folder = tmp_path / "runs" / "multimodal" / shown[0]
+    folder.mkdir(parents=True)
+    (folder / "metrics.json").write_text("{}")
+    (tmp_path / "figures").mkdir()
+    (picture := tmp_path / "figures" / "multimodal-digits.png").write_bytes(b"of three runs")
+    assert gallery.draw("multimodal", one, results=tmp_path, runs=tmp_path / "runs") == []
+    assert picture.read_bytes() == b"of three runs"
+    assert f"{shown[1]} and {shown[2]}, which it may show, cannot be drawn" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_damaged_checkpoint_is_passed_over_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -777,20 +818,6 @@ def test_kept_features_come_back_as_the_middle_of_their_cell(tmp_path: Path, kin
     assert (np.sign(back) == np.sign(z)).all()
     assert kept.labels is not None and (kept.labels == labels).all() and kept.labels.dtype == np.int64
     assert pack(sp.csr_array(z), labels) == pack(sp.csr_array(z), labels)
-
-
-@pytest.mark.parametrize("kind", ["sparse", "signed and dense"])
-def test_features_kept_in_8_bits_still_load(tmp_path: Path, kind: str) -> None:
-    z, signed = some_features(kind), "signed" in kind
-    quantum = (np.abs(z).max(0) / (128 if signed else 256)).clip(1e-30).astype(np.float32)
-    low, high, byte = (-128, 127, np.int8) if signed else (0, 255, np.uint8)
-    cells, csr = np.floor(z / quantum).clip(low, high).astype(byte), sp.csr_array(z)
-    where = {} if signed else {"indices": csr.indices.astype(np.uint8), "indptr": csr.indptr.astype(np.int32)}
-    cells = cells if signed else cells[z != 0]
-    np.savez_compressed(tmp_path / "z.npz", cells=cells, quantum=quantum, shape=np.array(z.shape), **where)
-    kept = kept_features.load(tmp_path / "z.npz")
-    assert (np.abs(kept.z.toarray() - z) <= 0.5 * quantum * (1 + 1e-3)).all() and kept.labels is None
-    assert ((kept.z.toarray() != 0) == (z != 0)).all()
 
 
 def test_sparse_features_take_a_byte_and_a_half_a_value_and_what_is_damaged_is_told(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from matplotlib.axes import Axes
 from PIL import Image
 from torch import Tensor
 
@@ -359,6 +361,30 @@ def test_explained_votes_are_the_models(trained: Path, digits: tuple[Dataset, Da
         assert opened.width == 2 * explain.WIDTH and opened.height > 400
         pixels = np.asarray(opened.convert("RGB"))
     assert (pixels < 250).any(axis=2).mean() > 0.05  # not an empty sheet
+
+
+def test_the_picture_has_a_bar_for_every_vote(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars, draw = [], Axes.barh
+
+    def noted(axes: Axes, at: float, width: float, **more: Any) -> Any:
+        bars.append((at, width))
+        box = axes.get_position()
+        assert 0 <= box.x0 < box.x1 <= 1 and 0 <= box.y0 < box.y1 <= 1  # on the sheet
+        return draw(axes, at, width, **more)
+
+    monkeypatch.setattr(Axes, "barh", noted)
+    ((found,), _) = explain.explain_run(trained, indices=[5], k=3)
+    said, other = [*found.votes, found.rest], [*found.against, found.rest_against]
+    assert said != other
+    assert [width for _, width in bars] == [width for two in zip(said, other, strict=True) for width in two]
+    assert [round(at) for at, _ in bars] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_pictures_are_read_grey_for_a_model_of_grey_ones(tmp_path: Path) -> None:
+    Image.new("RGB", (20, 30), (255, 0, 0)).save(tmp_path / "red.png")
+    grey, colour = (explain._read([tmp_path / "red.png"], 8, channels) for channels in (1, 3))
+    assert grey.shape == (1, 1, 8, 8) and colour.shape == (1, 3, 8, 8)
+    assert grey.unique().tolist() == [76] and colour.amax(dim=(0, 2, 3)).tolist() == [255, 0, 0]
 
 
 def test_a_few_telling_images_are_chosen_mistakes_first(trained: Path) -> None:

@@ -346,6 +346,15 @@ def test_tensorboard_gets_a_copy_of_the_log(tmp_path: Path, digits: data.Dataset
     events.Reload()
     want = [line["loss"] for line in rundir.read_log(tmp_path / "a")]
     assert [e.value for e in events.Scalars("loss")] == pytest.approx(want)
+    train(replace(TINY, epochs=2, tensorboard=True), tmp_path / "a", data=digits, resume=True)
+    events = EventAccumulator(str(tmp_path / "a" / "tensorboard"))
+    events.Reload()
+    assert [e.value for e in events.Scalars("loss")] == pytest.approx(want)  # none is lost, none comes twice
+    train(replace(TINY, epochs=1, seed=5, tensorboard=True), tmp_path / "a", data=digits, overwrite=True)
+    events = EventAccumulator(str(tmp_path / "a" / "tensorboard"))
+    events.Reload()
+    want = [line["loss"] for line in rundir.read_log(tmp_path / "a")]
+    assert [e.value for e in events.Scalars("loss")] == pytest.approx(want)
 
 
 def test_a_custom_function_trains_and_its_features_come_out(tmp_path: Path, digits: data.Dataset) -> None:

@@ -125,8 +125,10 @@ def _analysis_table(
         for of in analysis.of:
             for method, called in experiments.find(of).methods.items():
                 asked = [v for k, v in lines.items() if k == f"{of}-{method}" or method_of(k) == f"{of}-{method}"]
-                found = (number(v["measures"].get(key), f"{key} of {of}-{method}") for v in asked)
+                asked = [v for v in asked if key in v["measures"]]
+                found = [number(v["measures"][key], f"{key} of {of}-{method}") for v in asked]
                 values = [scale * v for v in found if v is not None]
+                whole = len(values) == len(found)  # else the mean would be of those alone that have a value
                 paper = analysis.paper.get((key, f"{of}-{method}"))
                 if values or paper is not None:
                     out.append(
@@ -134,8 +136,8 @@ def _analysis_table(
                             measure=text,
                             method=_called(of, called),
                             paper=paper,
-                            ours=statistics.mean(values) if values else None,
-                            std=statistics.stdev(values) if len(values) > 1 else None,
+                            ours=statistics.mean(values) if values and whole else None,
+                            std=statistics.stdev(values) if len(values) > 1 and whole else None,
                             seeds=sum(len(v["runs"]) for v in asked),
                         )
                     )

@@ -622,11 +622,11 @@ def make_reproduction(
 def _parse(f: Any, args: list[str], prog: str, **more: Any) -> Any:
     about = inspect.cleandoc(f.__doc__).partition("\nArgs:")[0]  # given whole, or tyro would drop the examples
     said = io.StringIO()
+    # a run that is resumed may have a flag on already, and then is given the same command again: both ways are known
+    config = () if isinstance(f, type) else (tyro.conf.FlagCreatePairsOff,)
     try:
         with contextlib.redirect_stderr(said):
-            flags = tyro.cli(
-                _arguments(f), args=args, prog=prog, description=about, config=(tyro.conf.FlagCreatePairsOff,), **more
-            )
+            flags = tyro.cli(_arguments(f), args=args, prog=prog, description=about, config=config, **more)
     except SystemExit as stop:
         if stop.code:
             raise BadInput(f"{_sentence(said.getvalue())} ({prog} --help shows every flag)") from None

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nonneg.errors import BadInput
 
+WRITING = ".writing"  # in a folder: who has it locked
 ABANDONED = 600  # seconds after which a temporary file that nobody writes to is of a process that was killed
 
 
@@ -59,16 +60,16 @@ def _remove_abandoned(path: Path) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Have `folder` for oneself: another process that asks for it waits. It must not be asked for again inside.
 
-    For reading a file, adding to it and writing it anew, where two processes could lose each other's additions.
+    For reading a file, adding to it and writing it anew, where two processes could lose each other's additions. Where
+    nothing can be locked (Windows, some network file systems) it is had without.
     """
-    import fcntl  # Windows has none, and all but this works there
+    with ExitStack() as stack:
+        with suppress(ImportError, OSError):
+            import fcntl
 
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+            handle = stack.enter_context((folder / WRITING).open("a"))  # a network file system locks what is written to
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:

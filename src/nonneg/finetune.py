@@ -252,7 +252,12 @@ def _check(
     for data in (train, test):
         if data.labels is None:
             raise BadInput(f"{data.name} has no labels: a probe needs labelled images")
-        if data.channels != encoder.mean.shape[1] and encoder.mean.shape[1] != 1:
-            raise BadInput(f"the model expects {encoder.mean.shape[1]} channels, {data.name} has {data.channels}")
-    assert train.labels is not None
-    return len(train.classes) if train.classes else int(train.labels.max()) + 1
+        if data.channels != (wanted := encoder.about["channels"]):
+            raise BadInput(f"the model expects {wanted} channels, {data.name} has {data.channels}")
+    assert train.labels is not None and test.labels is not None
+    classes = len(train.classes) if train.classes else int(train.labels.max()) + 1
+    if (largest := int(test.labels.max())) >= classes:
+        raise BadInput(
+            f"{test.name}: a test image has the label {largest}, but the training images have {classes} classes"
+        )
+    return classes

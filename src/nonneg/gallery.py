@@ -88,7 +88,11 @@ def _write_pair_figures(
     for data, mine in by_data.items():
         page = next(iter(mine.values())).parent / f"report-{data}.html"
         picture = results / "figures" / f"{name}-{data}.png"
-        if anew or _stale((page, picture), mine):
+        shown = [n for n in experiment.show if experiment.runs[n].to_json()["data"] == data]
+        gone = [n for n in shown if n in ledger.of(name, experiment, results) and n not in mine]
+        if gone and picture.exists():
+            progress.say(f"{picture.name} is left as it is: {' and '.join(gone)}, which it may show, cannot be drawn")
+        elif anew or _stale((page, picture), mine):
             columns = [
                 multimodal.report.column(f, experiment.methods[method_of(n)], data_root) for n, f in mine.items()
             ]

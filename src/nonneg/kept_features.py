@@ -86,7 +86,7 @@ def load(path: Path) -> Kept:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as f:
             labels = f["labels"].astype(np.int64) if "labels" in f else None
-            return Kept(_read_8_bits(f) if "quantum" in f else _read(f), labels)
+            return Kept(_read(f), labels)
     except FileNotFoundError:
         raise BadInput(f"{path} does not exist; `kept` in the results says which features were kept") from None
     except (ValueError, KeyError, IndexError, EOFError, OSError, LZMAError, zipfile.BadZipFile) as error:
@@ -104,15 +104,6 @@ def _read(f: Any) -> Any:
     if "indices" not in f:
         return sp.csr_array(values.reshape(n, d))
     return sp.csr_array((values, of, np.concatenate([[0], np.cumsum(f["counts"])])), shape=(n, d))
-
-
-def _read_8_bits(f: Any) -> Any:
-    """cell = floor(z / quantum_d), quantum_d = largest_d / 256, or / 128 if signed; no roots."""
-    quantum, cells = f["quantum"], f["cells"].astype(np.float32) + np.float32(0.5)
-    if "indices" not in f:
-        return sp.csr_array(cells * quantum)
-    indices = f["indices"].astype(np.int32)
-    return sp.csr_array((cells * quantum[indices], indices, f["indptr"]), shape=tuple(f["shape"]))
 
 
 def _cells(share: np.ndarray, signed: bool) -> np.ndarray:

@@ -32,7 +32,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
             out[value["name"]] = {**value, "measures": dict(value["measures"])}
             if any(isinstance(v, str) for v in value["measures"].values()):
                 raise ValueError("a text where a number belongs")
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             raise BadInput(f"{path}: line {i + 1} is not a result; mend or remove that line") from None
     return out
 

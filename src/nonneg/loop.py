@@ -33,6 +33,10 @@ class Interrupted(BadInput):
     """Training was stopped on request; what it says is how to resume."""
 
 
+class NotFinite(BadInput):
+    """Training ended in numbers that are none."""
+
+
 class TooLittleMemory(BadInput):
     """A GPU has too little memory for a batch: `need` says how much it would take, the message also what to lower."""
 
@@ -269,6 +273,8 @@ def run_job(
             rundir.check_same(keep.about, keep.folder, defaults=keep.defaults)
         else:
             rundir.check_free(keep.folder, keep.overwrite)
+        if keep.tensorboard:
+            rundir.board_writer()
         if data.skipped:
             progress.say(f"{data.said_skipped()}; all are listed in {keep.folder / 'log.jsonl'}")
     with engine.on(job.device), _memory_named(job), rundir.alone(keep.folder) if keep else nullcontext():
@@ -279,6 +285,7 @@ def run_job(
         if checkpoint is not None:  # else killed before the first one: the run starts again, and ends the same
             s.restore(checkpoint.tensors)
             done, before = checkpoint.at, checkpoint.seconds
+            del checkpoint  # a file mapped into memory takes its room on the disk as long as it is
         take_step = step(s, job.steps_per_epoch)
         if keep is not None and not keep.resume:  # only now, when all that was asked for can be done, is it replaced
             rundir.claim(keep.about, keep.folder)
@@ -435,7 +442,7 @@ def _check_finite(totals: dict[str, float], at: int, job: Job) -> None:
     if all(map(math.isfinite, totals.values())):
         return
     bad = int(totals.get("bad", at))  # a step may count the first; else it is one since the last look
-    raise BadInput(
+    raise NotFinite(
         f"{job.label}: the loss is not finite since step {bad} (epoch {(bad - 1) // job.steps_per_epoch + 1}), seen at "
         f"step {at}{_kept(job)}. {job.advice}"
     )
@@ -445,7 +452,7 @@ def _check_weights(tensors: dict[str, Tensor], at: int, job: Job) -> None:
     """Refuse to save a state that is no longer finite; the checkpoints before it stay as they are."""
     bad = [k for k, v in tensors.items() if v.is_floating_point() and not v.isfinite().all()]
     if bad:
-        raise BadInput(
+        raise NotFinite(
             f"at step {at} {bad[0]} is not finite ({len(bad)} tensors are not){_kept(job)}. {job.advice}"
         )  # fmt: skip
 

@@ -75,6 +75,8 @@ def lars(
 
 def sgd(params: Iterable[nn.Parameter], *, lr: Tensor, weight_decay: float, momentum: float = 0.9) -> Optimizer:
     """Stochastic gradient descent with momentum."""
+    if not momentum >= 0:
+        raise BadInput(f"sgd: momentum is {momentum}; it must not be negative")
     return torch.optim.SGD(params, lr=lr, weight_decay=weight_decay, momentum=momentum, fused=True)  # pyright: ignore[reportArgumentType]
 
 

@@ -104,14 +104,21 @@ def reproduce(
             folder = runs / name / run_name
             with loop.named(run_name):
                 if isinstance(run, PairRun):
-                    ledger.put(results / f"{name}.jsonl", _pair_one(name, run_name, experiment, run, folder))
+                    lines = _pair_one(name, run_name, experiment, run, folder)
                 elif isinstance(run, ClassifierRun):
                     if run_name in experiment.starts:
                         run = replace(run, pretrained=_start(run, *experiment.starts[run_name], declared, runs, change))
-                    ledger.put(results / f"{name}.jsonl", _classify_one(name, run_name, experiment, run, folder))
+                    lines = _classify_one(name, run_name, experiment, run, folder)
                 else:
-                    for line in _run_one(name, run_name, experiment, found, run, folder, results):
+                    lines = _run_one(name, run_name, experiment, found, run, folder, results)
+                try:
+                    for line in lines:
                         ledger.put(results / f"{name}.jsonl", line)
+                except loop.NotFinite as error:
+                    if not is_search(run_name):
+                        raise
+                    progress.say(f"{run_name} is out of the search: {error}")
+                    ledger.put(results / f"{name}.jsonl", _diverged(name, run_name, run, str(error)))
             if is_search(run_name):  # its line says what it was for, and weights take much room
                 rundir.keep_the_log(folder)
         with loop.named(f"drawing {name}"):
@@ -236,8 +243,8 @@ def _check_classes(found: Found, lines: Mapping[str, dict[str, Any]]) -> None:
 
 def _done(run_name: str, line: dict[str, Any] | None, experiment: Experiment, found: Found, folder: Path) -> bool:
     """Whether nothing is left to do: all is measured, or the model is gone and what there is must do, which is said."""
-    if line is None:
-        return False
+    if line is None or "diverged" in line:
+        return line is not None
     missing = _missing(line["measures"], run_name, experiment, found)
     if not missing or (folder / "model.safetensors").exists():
         return not missing
@@ -298,7 +305,7 @@ def _same_run(line: dict[str, Any], run: Run) -> bool:
 
 def _classify_one(
     name: str, run_name: str, experiment: Experiment, run: ClassifierRun, folder: Path
-) -> dict[str, Any]:  # fmt: skip
+) -> Iterator[dict[str, Any]]:
     """Train a classifier (or go on, or load), and measure it: its answers by epoch, its class weights, its features."""
     data = run.load("train"), run.load("test")
     model = supervised.trained(run, folder, data, f"training {run_name}")
@@ -314,7 +321,7 @@ def _classify_one(
     line |= {"mode": mode, "precision": precision, "start": start}
     if not run.validation:  # of a search, how it ended and when it came how far is enough
         line["by_epoch"] = [(e["epoch"], round(e["test_accuracy"], 5)) for e in log if "test_accuracy" in e]
-    return line
+    yield line
 
 
 def _start(
@@ -338,7 +345,9 @@ def _start(
     return folder
 
 
-def _pair_one(name: str, run_name: str, experiment: Experiment, run: PairRun, folder: Path) -> dict[str, Any]:
+def _pair_one(
+    name: str, run_name: str, experiment: Experiment, run: PairRun, folder: Path
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Train on images and texts (or go on, or load), and measure both encoders together."""
     train_data, test_data = run.load_pairs("train"), run.load_pairs("test")
     model = multimodal.trained(run, folder, train_data, f"training {run_name}")
@@ -353,7 +362,20 @@ def _pair_one(name: str, run_name: str, experiment: Experiment, run: PairRun, fo
     chance = {k: round(entry["chance"], 6) for k, entry in measured.items() if "chance" in entry}
     temperature = rundir.read_log(folder)[-1].get("temperature")
     more = {"texts": texts, "chance": chance, "temperature": temperature, "mode": mode, "precision": precision}
-    return {**line, **more}
+    yield {**line, **more}
+
+
+def _diverged(name: str, run_name: str, run: AnyRun, why: str) -> dict[str, Any]:
+    """What a result's line holds of a run of a search that ended in numbers that are none: it is not tried again."""
+    return {
+        "experiment": name,
+        "name": run_name,
+        "seed": run.seed,
+        "measures": {},
+        "diverged": why,
+        **provenance.made(run.torch_device()),
+        "run": {k: v for k, v in run.to_json().items() if k not in (*rundir.FREE, "pretrained")},
+    }
 
 
 def _line(

@@ -89,6 +89,8 @@ class Training:
             raise BadInput(
                 f"--lr must be positive and --weight-decay not negative (got {self.lr}, {self.weight_decay})"
             )
+        if not 0 <= self.checkpoint_seconds < math.inf:
+            raise BadInput(f"--checkpoint-seconds is {self.checkpoint_seconds}; give a number of seconds, 0 or more")
         if any(width < 1 for width in self.projector):
             raise BadInput(f"--projector widths must be at least 1 (got {self.projector})")
         if (spelled := names.spell_or_custom(self.augment, ROLES["augment"])) != names.CUSTOM:

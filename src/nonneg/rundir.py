@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ OURS = (
     "run.json",
     "encoder.json",
     "model.safetensors",
+    "model.bf16.safetensors",
     "head.json",
     "head.safetensors",
     "votes.png",
@@ -35,7 +36,8 @@ OURS = (
 )
 KINDS: dict[str, type[Run] | type[ClassifierRun]] = {"encoder": Run, "classifier": ClassifierRun}
 FREE = ("device", "data_root", "captions", "checkpoint_seconds", "tensorboard", "strict")  # may differ on a resume
-LOCK = ".lock"
+LOCK = ".lock"  # who is at work in a folder
+LOCKS = {LOCK, files.WRITING}
 
 
 def quoted(folder: Path) -> str:
@@ -71,8 +73,9 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if folder.is_dir() and [path.name for path in folder.iterdir()] == [LOCK]:  # nothing came of it
-                (folder / LOCK).unlink()
+            if folder.is_dir() and {path.name for path in folder.iterdir()} <= LOCKS:  # nothing came of it
+                for name in LOCKS:
+                    (folder / name).unlink(missing_ok=True)
                 folder.rmdir()
 
 
@@ -81,7 +84,11 @@ def check_free(folder: Path, overwrite: bool) -> None:
     for place in (folder, *folder.parents):
         if place.is_file():
             raise BadInput(f"cannot write {folder}: {place} is a file; name a folder")
-    if folder.is_dir() and not overwrite and set(folder.iterdir()) - {*_leftovers(folder), folder / LOCK}:
+    if (
+        folder.is_dir()
+        and not overwrite
+        and {path.name for path in {*folder.iterdir()} - {*_leftovers(folder)}} - LOCKS
+    ):
         raise BadInput(
             f"{folder} already exists; add --resume to continue it, --overwrite to replace it, or --out for another"
         )
@@ -111,7 +118,7 @@ def claim(about: dict[str, Any], folder: Path) -> None:
     """Take `folder` for the run that `about` describes: what an earlier run left goes, files of others stay."""
     for name in OURS:
         (folder / name).unlink(missing_ok=True)
-    for pattern in ("features/*.npz", "features/*-pairs.npy", "codes/*.npz", "plots/*.png"):
+    for pattern in ("features/*.npz", "features/*-pairs.npy", "codes/*.npz", "plots/*.png", "tensorboard/events.*"):
         for path in folder.glob(pattern):
             path.unlink()
     clear_leftovers(folder)
@@ -234,8 +241,7 @@ def load_checkpoint(folder: Path, *, previous: bool = False) -> Checkpoint | Non
     try:
         tensors, about = files.read_tensors(path)
         at = int(about["at"])
-        logged = [line["seconds"] for line in read_log(folder) if line["step"] <= at]  # for checkpoints without seconds
-        return Checkpoint(tensors, at, float(about.get("seconds", logged[-1] if logged else 0.0)))
+        return Checkpoint(tensors, at, float(about["seconds"]))
     except (BadInput, KeyError) as error:
         if path.name == CHECKPOINT and (at := checkpoint_step(folder, previous=True)) is not None:
             hint = f"the previous checkpoint, of step {at}, is intact: add --previous to resume from it"
@@ -257,6 +263,15 @@ def checkpoint_step(folder: Path, *, previous: bool = False) -> int | None:
         return None
 
 
+def board_writer() -> Callable[..., Any]:
+    """What writes for TensorBoard, if it is there."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise BadInput("--tensorboard needs the tensorboard package: pip install 'nonneg[tensorboard]'") from None
+    return SummaryWriter
+
+
 class Log:
     """log.jsonl, one line an epoch, and TensorBoard's copy of it on request."""
 
@@ -268,13 +283,8 @@ class Log:
         files.write_text(self.path, "".join(f"{json.dumps(line)}\n" for line in [*first, *kept]))
         self.board = None
         if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise BadInput(
-                    "--tensorboard needs the tensorboard package: pip install 'nonneg[tensorboard]'"
-                ) from None
-            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=done)
+            purge = done + 1 if done else 0  # what was written after the checkpoint comes again
+            self.board = board_writer()(str(folder / "tensorboard"), purge_step=purge)
 
     def __enter__(self) -> "Log":
         return self

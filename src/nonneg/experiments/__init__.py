@@ -108,13 +108,21 @@ def best_rate(
     loss: Callable[[dict[str, Any]], float],
     command: str,
 ) -> float:
-    """The learning rate of the run of a search with the least loss, once all of them have a result's line."""
+    """The learning rate of the run of a search with the least loss, once all of them have a result's line.
+
+    Rates with which training diverged are out of it.
+    """
     if missing := [run_name for run_name in search if run_name not in lines]:
         raise BadInput(
             f"{name} takes the learning rate that did best in a search, and {len(missing)} of its {len(search)} runs "
             f"are not done: make them with nonneg reproduce {command}"
         )
-    return min((loss(lines[run_name]), run.lr) for run_name, run in search.items())[1]
+    finite = {run_name: run for run_name, run in search.items() if "diverged" not in lines[run_name]}
+    if not finite:
+        raise BadInput(
+            f"{name} takes the learning rate that did best in a search, and with none of its rates it trains"
+        )
+    return min((loss(lines[run_name]), run.lr) for run_name, run in finite.items())[1]
 
 
 def every_row(measure: str, method: str) -> bool:  # noqa: ARG001

@@ -116,6 +116,8 @@ def draw(lines: Mapping[str, dict[str, Any]]) -> bytes | None:
         curves, search = ({loss: [] for loss in LOSSES} for _ in range(2))
         for name, line in lines.items():
             place, _, loss = method_of(name).partition("-search-")[0].rpartition("-")
+            if "diverged" in line:
+                continue
             if place == f"{data}-{start}" and is_search(name):
                 search[loss].append((SEARCH[name].lr, *(line["measures"][k] for k in ("test_accuracy", "test_loss"))))
             elif place == f"{data}-{start}":

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from nonneg.errors import BadInput
-from nonneg.metrics.sparsity import Matrix, as_csr
+from nonneg.metrics.sparsity import Matrix, as_csr, unit_rows
 
 NEIGHBOURS = 10  # that a sample is tied to, for spectral clustering
 STARTS = 3  # of k-means
@@ -86,8 +86,6 @@ def spectral_clustering(z: Matrix, clusters: int, *, seed: int = 0) -> np.ndarra
 
 
 def _unit(z: Matrix, clusters: int) -> np.ndarray:
-    dense = as_csr(z).toarray().astype(np.float64)
-    if not 1 <= clusters <= len(dense):
-        raise BadInput(f"{clusters} clusters of {len(dense)} samples: give a number from 1 to that")
-    length = np.linalg.norm(dense, axis=1, keepdims=True)
-    return dense / np.where(length > 0, length, 1)
+    if not 1 <= clusters <= z.shape[0]:
+        raise BadInput(f"{clusters} clusters of {z.shape[0]} samples: give a number from 1 to that")
+    return unit_rows(z).toarray()
