@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from nonneg import augment, backbones, data, engine, losses, maps, names, optim, progress
 from nonneg.data import Dataset
-from nonneg.encoder import BACKBONE, MAP
+from nonneg.encoder import BACKBONE, MAP, Encoder
 from nonneg.errors import BadInput, unknown
 
 ROLES = {
@@ -99,6 +99,15 @@ class Training:
     def load(self, split: str) -> Dataset:
         """One split of this run's data."""
         return self.data(split=split, root=self.data_root, image_size=self.image_size, strict=self.strict)
+
+    def encoder(self, images: Dataset, *, normalised_as: Encoder | None = None) -> Encoder:
+        """The encoder before the first step; it normalises by mean and deviation of `images`, or as another does."""
+        if normalised_as is None:
+            mean, std = ([round(v, 4) for v in values.tolist()] for values in images.mean_and_deviation())
+        else:
+            mean, std = normalised_as.about["mean"], normalised_as.about["std"]
+        net = {"projector": self.projector, "map": self.map, "channels": images.channels}
+        return Encoder(self.backbone, **net, mean=mean, std=std)
 
     def rate(self, steps_per_epoch: int) -> Callable[[Tensor], Tensor]:
         """The learning rate at a step: up to the peak, which is in proportion to the batch, then half a cosine."""

@@ -153,20 +153,10 @@ def check(train: Dataset, test: Dataset) -> list[str]:
 
 def fresh(run: ClassifierRun, train: Dataset, classes: Sequence[str]) -> Classifier:
     """The classifier before the first step: drawn from `run.seed`, or with the backbone of a pretrained run."""
-    mean, std = (v.tolist() for v in train.mean_and_deviation())
     start = None if run.pretrained is None else _start(run, train)
-    if start is not None:
-        mean, std = start.about["mean"], start.about["std"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
-        net = Encoder(
-            run.backbone,
-            projector=run.projector,
-            map=run.map,
-            channels=train.channels,
-            mean=[round(m, 4) for m in mean],
-            std=[round(s, 4) for s in std],
-        )
+        net = run.encoder(train, normalised_as=start)
         model = Classifier(net, classes, weight_map=run.weight_map)
     if start is not None:
         net.backbone.load_state_dict(start.backbone.state_dict())

@@ -65,17 +65,9 @@ def describe(run: Run, data: Dataset) -> dict[str, Any]:
 def fresh(run: Run, data: Dataset) -> State:
     """The state before the first step; all randomness comes from `run.seed`."""
     device = run.torch_device()
-    mean, std = data.mean_and_deviation()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
-        model = Encoder(
-            run.backbone,
-            projector=run.projector,
-            map=run.map,
-            channels=data.channels,
-            mean=[round(m, 4) for m in mean.tolist()],
-            std=[round(s, 4) for s in std.tolist()],
-        )
+        model = run.encoder(data)
     model = model.to(device, memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
     return loop.begin(
         model,

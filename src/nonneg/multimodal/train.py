@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from nonneg import loop, progress, rundir, steps
-from nonneg.encoder import Encoder
 from nonneg.errors import BadInput
 from nonneg.loop import Job, Keep, Rows, State
 from nonneg.multimodal import encoder, texts, tokens
@@ -101,17 +100,9 @@ def describe(run: PairRun, data: Pairs, cut: int) -> dict[str, Any]:
 
 def fresh(run: PairRun, data: Pairs) -> PairEncoder:
     """The model before the first step, on the run's device; all randomness comes from `run.seed`."""
-    mean, std = data.images.mean_and_deviation()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
-        image = Encoder(
-            run.backbone,
-            projector=run.projector,
-            map=run.map,
-            channels=data.images.channels,
-            mean=[round(m, 4) for m in mean.tolist()],
-            std=[round(s, 4) for s in std.tolist()],
-        )
+        image = run.encoder(data.images)
         text = TextEncoder(run.text(data.captions), projector=run.projector, map=run.map)
     model = PairEncoder(image, text, temperature=run.first_temperature())
     return model.to(run.torch_device(), memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
