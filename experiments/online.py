@@ -179,7 +179,7 @@ def classes_of(data: Dataset) -> int:
 
 
 def run_of(data: Literal["digits", "cifar10", "cifar100"], whole: bool) -> Run:
-    """CL's run: the recipe of the data set, or on CIFAR with the narrow net for a CPU."""
+    """CL's run: the recipe of the data set (warm-up aside), or on CIFAR with the narrow net for a CPU."""
     run = RECIPES[data]
     if data != "digits" and not whole:
         run = replace(run, backbone=cifar10.NARROW.backbone, precision=cifar10.NARROW.precision, epochs=50)

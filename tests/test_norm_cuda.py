@@ -12,7 +12,7 @@ from nonneg import backbones, norm_cuda
 DEVICE = "cpu" if norm_cuda.INTERPRETED or not torch.cuda.is_available() else "cuda"
 TYPES = [torch.float32] if norm_cuda.INTERPRETED else [torch.float32, torch.bfloat16]
 kernel = pytest.mark.skipif(
-    not norm_cuda.fused(torch.zeros(2, 64, 1, 1, device=DEVICE), nn.BatchNorm2d(64)),  # one row has no variance
+    not norm_cuda.serves(torch.zeros(2, 64, 1, 1, device=DEVICE), nn.BatchNorm2d(64)),  # one row has no variance
     reason="needs Triton, and a GPU or TRITON_INTERPRET=1",
 )
 
@@ -106,7 +106,7 @@ def test_a_network_learns_the_same_from_both(pad: int, width: int, monkeypatch: 
     twin = copy.deepcopy(net)
     x = images(16, 3, 16, seed=0)
     net(x).square().sum().backward()
-    monkeypatch.setattr(norm_cuda, "fused", lambda *_: False)
+    monkeypatch.setattr(norm_cuda, "serves", lambda *_: False)
     twin(x).square().sum().backward()
     for (name, a), (_, b) in zip(net.named_parameters(), twin.named_parameters(), strict=True):
         assert a.grad is not None and b.grad is not None
@@ -117,7 +117,7 @@ def test_a_network_learns_the_same_from_both(pad: int, width: int, monkeypatch: 
 
 
 def test_elsewhere_it_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norm_cuda, "fused", lambda *_: False)
+    monkeypatch.setattr(norm_cuda, "serves", lambda *_: False)
     x, bn, bn2 = torch.randn(2, 64, 3, 3), nn.BatchNorm2d(64).eval(), nn.BatchNorm2d(64).eval()
     y, again = norm_cuda.norm_relu(x, bn, x, bn2)
     assert y is again
@@ -127,6 +127,6 @@ def test_elsewhere_it_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_in_evaluation_and_on_odd_widths_torch_serves() -> None:
     x = torch.zeros(1, 64, 2, 2, device=DEVICE)
-    assert not norm_cuda.fused(x, nn.BatchNorm2d(64).eval())
-    assert not norm_cuda.fused(x, nn.BatchNorm2d(24))
-    assert not norm_cuda.fused(x, nn.BatchNorm2d(64, momentum=None))
+    assert not norm_cuda.serves(x, nn.BatchNorm2d(64).eval())
+    assert not norm_cuda.serves(x, nn.BatchNorm2d(24))
+    assert not norm_cuda.serves(x, nn.BatchNorm2d(64, momentum=None))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nonneg.errors import BadInput
-from nonneg.norm_cuda import HAVE_TRITON, fused, norm_relu
+from nonneg.norm_cuda import HAVE_TRITON, norm_relu, serves
 
 Stem = Literal["small", "imagenet"]
 Pair = tuple[Tensor, Tensor]  # the same values twice, one for each of a block's two paths: see norm_relu
@@ -143,7 +143,7 @@ class _ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = stem_product(x, self.conv1) if x.is_cuda and self.conv1.kernel_size == (3, 3) else self.conv1(x)
         widest = getattr(self, self.layers[-1])[-1].last  # in a narrow net the kernels may serve the wide layers alone
-        x = self._as_it_is(x) if fused(x, widest) else self._trunk(x)  # pyright: ignore
+        x = self._as_it_is(x) if serves(x, widest) else self._trunk(x)  # pyright: ignore
         return x.mean(dim=(2, 3))
 
     def _as_it_is(self, x: Tensor) -> Tensor:

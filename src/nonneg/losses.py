@@ -18,7 +18,7 @@ def unit_rows(z: Tensor, *, floor: float = 0.01) -> Tensor:
     """Each row divided by its length, or by `floor` times the mean length of all rows where it is shorter than that.
 
     The floor is for rows that are zero (every unit off): they stay zero, and the gradient they pass is bounded by
-    1 / (floor x mean length) instead of 1e12 times everyone else's.
+    1 / (floor x mean length) instead of 1e12 times everyone else's. It is at least 1e-4, where all rows are short.
     """
     length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
     least = (floor * length.detach().mean()).clamp_min(1e-4)

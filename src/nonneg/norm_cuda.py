@@ -44,7 +44,7 @@ def norm_relu(
     x: Tensor, bn: nn.BatchNorm2d, other: Tensor | None = None, other_bn: nn.BatchNorm2d | None = None
 ) -> tuple[Tensor, Tensor]:
     """relu(bn(x)), relu(bn(x) + other) or relu(bn(x) + other_bn(other)): the same values twice, for two readers."""
-    if fused(x, bn) and (other_bn is None or (fused(x, other_bn) and _alike(bn, other_bn))):
+    if serves(x, bn) and (other_bn is None or (serves(x, other_bn) and _alike(bn, other_bn))):
         second = other_bn or bn
         return _NormReLU.apply(x, bn.weight, bn.bias, bn, other, second.weight, second.bias, other_bn)  # pyright: ignore[reportReturnType]
     y = bn(x)
@@ -54,7 +54,7 @@ def norm_relu(
     return y, y
 
 
-def fused(x: Tensor, bn: nn.BatchNorm2d) -> bool:
+def serves(x: Tensor, bn: nn.BatchNorm2d) -> bool:
     """Whether the kernels serve: in training, on a GPU with Triton, where the channels come in whole blocks."""
     if not HAVE_TRITON or not (x.is_cuda or INTERPRETED) or not bn.training:
         return False

@@ -5,6 +5,7 @@ A file here that defines EXPERIMENT is offered as `nonneg reproduce NAME`.
 
 import importlib
 import pkgutil
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -177,8 +178,8 @@ def begins(name: str, wanted: str) -> bool:
 
 
 def method_of(name: str) -> str:
-    """METHOD of METHOD-sSEED."""
-    return name.rpartition("-s")[0]
+    """METHOD of METHOD-sSEED; a name without a seed is itself."""
+    return re.sub(r"-s\d+$", "", name)
 
 
 def is_search(name: str) -> bool:
