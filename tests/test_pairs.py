@@ -249,6 +249,19 @@ def test_an_id_that_fits_two_images_is_refused(tmp_path: Path) -> None:
         pairs.folder(root=tmp_path / "p", captions=captions)
 
 
+def test_test_images_without_captions_are_said_when_training_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split in ("train", "test"):
+        picture(tmp_path / "p" / split / f"{split}.png", (1, 2, 3))
+    rows = [("id", "caption"), ("train/train.png", "a cat")]
+    assert len(pairs.folder(root=tmp_path / "p", captions=write_csv(tmp_path / "c.csv", rows))) == 1
+    assert "no test image has a caption" in " ".join(capsys.readouterr().err.split())
+    rows.append(("test/test.png", "a dog"))
+    assert len(pairs.folder(root=tmp_path / "p", captions=write_csv(tmp_path / "c.csv", rows))) == 1
+    assert "no test image" not in capsys.readouterr().err
+
+
 def test_missing_files_and_other_encodings_say_so(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="need a captions file; pass --captions"):
         pairs.folder(root=photos)

@@ -22,6 +22,7 @@ from nonneg.data.splits import check, hold_out
 from nonneg.errors import BadInput
 from nonneg.pairs.captions import Caption, Places, read
 from nonneg.pairs.dataset import Pairs, paired
+from nonneg.progress import say
 
 
 def folder(
@@ -51,6 +52,8 @@ def folder(
     if not chosen:
         first = f" ({len(skipped)} things left out, first {skipped[0]})" if skipped else ""
         raise BadInput(f"{root} and {captions} have no pair of image and caption for split {split!r}{first}")
+    if split == "train" and not any(texts[i] for i in sides["test"]):
+        say(f"{root}: no test image has a caption, so that what is trained on the others cannot be measured")
     size = image_size or SIZE
     load = decode if len(chosen) * 3 * size**2 <= resident_bytes() else inspect
     with strictly_sized():
