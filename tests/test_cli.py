@@ -139,7 +139,7 @@ def test_bad_input_gets_one_clear_sentence(
         (["train", "digits", "--epochs", "0"], "nonneg: --epochs is 0; it must be at least 1"),
         (["train", "digits", "--epochs", "x"], "--epochs: invalid literal for int()"),
         (["train", "digits", "--epoch", "3"], "--epoch, 3; did you mean --epochs?"),
-        (["evaluate"], "Missing from nonneg evaluate: PATH"),
+        (["evaluate"], "Missing from nonneg evaluate: RUN The run folder."),
     ],
 )
 def test_a_wrong_flag_is_one_sentence_too(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,11 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 from rich.table import Column, Table
-from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg
 
 import nonneg
 from nonneg import (
@@ -59,19 +59,27 @@ nonneg VERB --help shows every flag with examples. --json prints results for mac
 stderr. --debug shows a traceback where an error is otherwise one sentence."""
 
 
+OneRun = Annotated[Positional[Path], arg(metavar="RUN")]  # as --help shows them
+Runs = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN [RUN ...]")]
+MaybePath = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
+MaybeInt = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
+Switch = FlagCreatePairsOff[bool]
+MaybeText = Annotated[str | None, arg(metavar="STR", help_behavior_hint="")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Into:
     """Where a training is kept, and whether it is begun or continued."""
 
-    out: Path | None = None
+    out: MaybePath = None
     """The run folder; left out, runs/DATA-MAP-sSEED, with what else is unusual in it: DATA-spectral-MAP-sSEED."""
-    resume: bool = False
+    resume: Switch = False
     """Continue the run in that folder, exactly where its last checkpoint was."""
-    previous: bool = False
+    previous: Switch = False
     """With --resume: from the checkpoint before the last."""
-    overwrite: bool = False
+    overwrite: Switch = False
     """Replace the run in that folder."""
-    json: bool = False
+    json: Switch = False
     """Print the outcome as JSON."""
 
     def folder(self, run: Training, *kind: str) -> Path:
@@ -220,12 +228,12 @@ def _begun(folder: Path, name: str, kind: type[SomeRun]) -> SomeRun:
 
 
 def explain_predictions(
-    run: Positional[Path],
+    run: OneRun,
     index: tuple[int, ...] = (),
     image: tuple[Path, ...] = (),
     top: int = 5,
-    out: Path | None = None,
-    data_root: Path | None = None,
+    out: MaybePath = None,
+    data_root: MaybePath = None,
     overwrite: bool = False,
     json: bool = False,
 ) -> None:
@@ -270,7 +278,7 @@ def explain_predictions(
 
 
 def demo(
-    out: Path = Path("runs/demo"), seed: int = 0, epochs: int | None = None, overwrite: bool = False, json: bool = False
+    out: Path = Path("runs/demo"), seed: int = 0, epochs: MaybeInt = None, overwrite: bool = False, json: bool = False
 ) -> None:
     """Train CL and NCL on scikit-learn's handwritten digits, measure both, and write a report.
 
@@ -295,15 +303,15 @@ def demo(
 
 
 def evaluate(
-    run: Positional[Path],
+    run: OneRun,
     all: bool = False,
     only: str = "",
     heavy: bool = False,
-    subset: int | None = None,
-    judge: Path | None = None,
+    subset: MaybeInt = None,
+    judge: MaybePath = None,
     against: tuple[Path, ...] = (),
     ood: UseAppendAction[tuple[str, ...]] = (),
-    data_root: Path | None = None,
+    data_root: MaybePath = None,
     json: bool = False,
 ) -> None:
     """Measure a trained run; each number with its definition in RUN/metrics.json, plots in RUN/plots.
@@ -359,11 +367,11 @@ def evaluate(
 
 
 def features(
-    run: Positional[Path],
-    data: str | None = None,
-    data_root: Path | None = None,
-    image_size: int | None = None,
-    out: Path | None = None,
+    run: OneRun,
+    data: MaybeText = None,
+    data_root: MaybePath = None,
+    image_size: MaybeInt = None,
+    out: MaybePath = None,
     json: bool = False,
 ) -> None:
     """Write the features of every image: h (backbone) dense and z (projector, mapped) sparse, in .npz files.
@@ -399,11 +407,11 @@ def features(
 
 
 def select(
-    run: Positional[Path],
-    bytes: int | None = None,
-    features: int | None = None,
-    top: int | None = None,
-    data_root: Path | None = None,
+    run: OneRun,
+    bytes: MaybeInt = None,
+    features: MaybeInt = None,
+    top: MaybeInt = None,
+    data_root: MaybePath = None,
     json: bool = False,
 ) -> None:
     """Write shortened codes of a run's features to RUN/codes, and say what was lost; give exactly one of the lengths.
@@ -440,9 +448,9 @@ def select(
 
 
 def compare(
-    runs: Positional[tuple[Path, ...]],
-    out: Path | None = None,
-    data_root: Path | None = None,
+    runs: Runs,
+    out: MaybePath = None,
+    data_root: MaybePath = None,
     overwrite: bool = False,
     json: bool = False,
 ) -> None:
@@ -481,9 +489,9 @@ def compare(
 
 
 def make_report(
-    runs: Positional[tuple[Path, ...]],
-    out: Path | None = None,
-    data_root: Path | None = None,
+    runs: Runs,
+    out: MaybePath = None,
+    data_root: MaybePath = None,
     overwrite: bool = False,
     json: bool = False,
 ) -> None:
@@ -512,7 +520,7 @@ def make_report(
 
 
 def theory(
-    world: str | None = None,
+    world: MaybeText = None,
     seed: int = 0,
     out: Path = Path("runs/theory.html"),
     overwrite: bool = False,
@@ -555,14 +563,14 @@ def theory(
 
 
 def make_reproduction(
-    experiment: Positional[str],
-    data_root: Path | None = None,
+    experiment: Annotated[Positional[str], arg(metavar="NAME")],
+    data_root: MaybePath = None,
     only: tuple[str, ...] = (),
-    seeds: int | None = None,
+    seeds: MaybeInt = None,
     report_only: bool = False,
-    epochs: int | None = None,
-    batch_size: int | None = None,
-    classes: Path | None = None,
+    epochs: MaybeInt = None,
+    batch_size: MaybeInt = None,
+    classes: MaybePath = None,
     device: str = "auto",
     results: Path = Path("experiments/results"),
     runs: Path = Path("runs"),
@@ -623,7 +631,7 @@ def _parse(f: Any, args: list[str], prog: str, **more: Any) -> Any:
     about = inspect.cleandoc(f.__doc__).partition("\nArgs:")[0]  # given whole, or tyro would drop the examples
     said = io.StringIO()
     # a run that is resumed may have a flag on already, and then is given the same command again: both ways are known
-    config = () if isinstance(f, type) else (tyro.conf.FlagCreatePairsOff,)
+    config = () if isinstance(f, type) else (FlagCreatePairsOff,)
     try:
         with contextlib.redirect_stderr(said):
             flags = tyro.cli(_arguments(f), args=args, prog=prog, description=about, config=config, **more)

@@ -40,9 +40,9 @@ class Training:
     roles: ClassVar[dict[str, names.Role]] = ROLES  # of the fields that hold functions
     data: Annotated[Callable[..., Dataset], tyro.conf.Suppress] = data.cifar10
     """Which images: digits, cifar10, cifar100, sprites, folder, arrays."""
-    data_root: Path | None = None
+    data_root: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
     """Where they are: a folder of images, a .npy/.npz file, or a folder that holds the CIFAR binaries."""
-    image_size: int | None = None
+    image_size: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
     """Side in pixels images are brought to; left out, the data set's own."""
     strict: bool = False
     """Stop at the first unreadable image instead of skipping and listing it."""
@@ -205,7 +205,7 @@ class ClassifierRun(Training):
     augment: Annotated[Callable[[Tensor, Tensor], Tensor], names.flag(ROLES["augment"])] = augment.crop_flip
     """How training images are varied: crop_flip (the paper's), gentle (for digits), simclr, none."""
     epochs: int = 100
-    pretrained: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RUN")] = None
+    pretrained: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RUN", help_behavior_hint="")] = None
     """Begin with the backbone of this run folder; left out, from scratch."""
     validation: bool = False
     """Hold a fifth of the training images out and test on them, not on the test images: for choosing settings."""

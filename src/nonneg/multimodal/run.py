@@ -29,7 +29,7 @@ class PairRun(Training):
     roles: ClassVar[dict[str, names.Role]] = {**ROLES, "data": SETS, "text": TEXTS}
     data: Annotated[Callable[..., Pairs], tyro.conf.Suppress] = pairs.folder  # pyright: ignore[reportIncompatibleMethodOverride]
     """Which pairs: digits, emoji, folder."""
-    captions: Path | None = None
+    captions: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
     """What is said of the images of a folder: a .csv, .tsv or .jsonl file of ids and captions."""
     loss: Annotated[Callable[[Tensor, Tensor], Tensor], names.flag(ROLES["loss"])] = losses.clip
     """clip (symmetric InfoNCE) or spectral (the paper's asymmetric loss), with knobs as in clip:temperature=0.1."""
