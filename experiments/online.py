@@ -206,7 +206,8 @@ def main() -> None:
     measures = {"online": found.test, "online_views": found.views, **probes}
     made = provenance.made(run.torch_device())
     line = {"experiment": "online", "name": name, "measures": measures, "by_epoch": found.by_epoch, **made}
-    ledger.put(asked.results / "online.jsonl", {**line, "run": run.to_json()})
+    settings = {k: v for k, v in run.to_json().items() if k not in rundir.FREE}
+    ledger.put(asked.results / "online.jsonl", {**line, "run": settings})
     print(f"{name}: online {100 * found.test:.1f} %, of its own views {100 * found.views:.1f} %")
     for way, accuracy in probes.items():
         print(f"  {protocol.WAYS[way]}: {100 * accuracy:.1f} %")

@@ -125,6 +125,7 @@ def test_a_line_tells_test_images_from_views(
     monkeypatch.setattr(sys, "argv", words)
     online.main()
     line = json.loads((tmp_path / "online.jsonl").read_text())
+    assert line["run"]["seed"] == 0 and not line["run"].keys() & set(rundir.FREE)  # places on this machine
     assert line["measures"] == {"online": 0.25, "online_views": 0.5, "crops": 0.75} and line["by_epoch"] == {"1": 0.125}
 
 
