@@ -82,7 +82,7 @@ def pack(z: Any, labels: np.ndarray | None) -> bytes:
 
 
 def load(path: Path) -> Kept:
-    """Features that `pack` packed, now or when it still took 8 bits."""
+    """Features that `pack` packed, now."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as f:
             labels = f["labels"].astype(np.int64) if "labels" in f else None
