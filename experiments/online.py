@@ -202,12 +202,12 @@ def main() -> None:
     name = f"{asked.data}{'-whole' * asked.whole}-{run.epochs}epochs-s{run.seed}"
     data, test = run.load("train"), run.load("test")
     found = train(run, data, test, asked.runs / "online" / name)
+    about = {"experiment": "online", "name": name, "by_epoch": found.by_epoch, **provenance.made(run.torch_device())}
+    about["run"] = {k: v for k, v in run.to_json().items() if k not in rundir.FREE}
+    measures = {"online": found.test, "online_views": found.views}
+    ledger.put(asked.results / "online.jsonl", {**about, "measures": measures})  # the heads take as long again
     probes = protocol.heads(found.encoder, run, data, test, device=run.torch_device())
-    measures = {"online": found.test, "online_views": found.views, **probes}
-    made = provenance.made(run.torch_device())
-    line = {"experiment": "online", "name": name, "measures": measures, "by_epoch": found.by_epoch, **made}
-    settings = {k: v for k, v in run.to_json().items() if k not in rundir.FREE}
-    ledger.put(asked.results / "online.jsonl", {**line, "run": settings})
+    ledger.put(asked.results / "online.jsonl", {**about, "measures": {**measures, **probes}})
     print(f"{name}: online {100 * found.test:.1f} %, of its own views {100 * found.views:.1f} %")
     for way, accuracy in probes.items():
         print(f"  {protocol.WAYS[way]}: {100 * accuracy:.1f} %")
