@@ -10,6 +10,10 @@ its accuracy is against that of a probe afterwards tells whether the paper's num
 
 The same command continues a run that was stopped. A line goes to experiments/results/online.jsonl. Beside the paper's
 probe (`crops`) stand the two other heads of `nonneg reproduce protocol`.
+
+Outcome, narrow nets, one seed: on CIFAR-100 the classifier stays 2.2 points behind the probe after 50 epochs, 4.1 after
+15; on CIFAR-10 2.0 after 15. The paper's CIFAR-100 numbers are 1.7 to 2.2 below ours. Whether that is why, the whole
+net for 200 epochs would tell.
 """
 
 import argparse
