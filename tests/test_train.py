@@ -357,6 +357,14 @@ def test_tensorboard_gets_a_copy_of_the_log(tmp_path: Path, digits: data.Dataset
     assert [e.value for e in events.Scalars("loss")] == pytest.approx(want)
 
 
+def test_a_new_run_leaves_no_weights_of_the_old_one(tmp_path: Path, digits: data.Dataset) -> None:
+    train(replace(TINY, epochs=1), tmp_path / "a", data=digits)
+    (tmp_path / "a" / "model.bf16.safetensors").write_bytes(b"the old run's weights, made smaller")
+    (tmp_path / "a" / "notes.txt").write_text("somebody's own")
+    train(replace(TINY, epochs=1, seed=1), tmp_path / "a", data=digits, overwrite=True)
+    assert not (tmp_path / "a" / "model.bf16.safetensors").exists() and (tmp_path / "a" / "notes.txt").exists()
+
+
 def test_a_custom_function_trains_and_its_features_come_out(tmp_path: Path, digits: data.Dataset) -> None:
     made = train(replace(TINY, epochs=1, map=lambda z: z.square()), tmp_path / "a", data=digits)
     z = extract(made, digits.subset(torch.arange(50))).z
