@@ -208,7 +208,7 @@ def test_a_rate_with_which_training_diverges_is_out_of_the_search_and_not_tried_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def diverge(*_: object) -> Iterator[dict]:
-        raise loop.NotFinite("the loss is not finite since step 3")
+        raise loop.NotFinite("the loss is not finite since step 3; a checkpoint is kept in FOLDER. Lower --lr")
         yield {}
 
     monkeypatch.setattr(reproduce, "_classify_one", diverge)
@@ -217,6 +217,7 @@ def test_a_rate_with_which_training_diverges_is_out_of_the_search_and_not_tried_
     assert "is out of the search: the loss is not finite since step 3" in " ".join(capsys.readouterr().err.split())
     (line,) = lines(tmp_path, "supervised-1epochs")
     assert (line["name"], line["measures"], line["seed"]) == (only[0], {}, 0) and line["run"]["lr"] == 0.4
+    assert line["diverged"] == "the loss is not finite since step 3"  # of a search no checkpoint is kept
     monkeypatch.setattr(reproduce, "_classify_one", lambda *_: pytest.fail("it was tried again"))
     go(tmp_path, tmp_path, "supervised", only=only, change=tiny)
     monkeypatch.setattr(reproduce, "_run_one", diverge)

@@ -117,8 +117,9 @@ def reproduce(
                 except loop.NotFinite as error:
                     if not is_search(run_name):
                         raise
-                    progress.say(f"{run_name} is out of the search: {error}")
-                    ledger.put(results / f"{name}.jsonl", _diverged(name, run_name, run, str(error)))
+                    why = str(error).partition("; ")[0]  # without what is kept, and what to try, of any other run
+                    progress.say(f"{run_name} is out of the search: {why}")
+                    ledger.put(results / f"{name}.jsonl", _diverged(name, run_name, run, why))
             if is_search(run_name):  # its line says what it was for, and weights take much room
                 rundir.keep_the_log(folder)
         with loop.named(f"drawing {name}"):
